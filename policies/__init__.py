@@ -1,0 +1,1 @@
+"""Routing policies: small pure functions over the same candidates."""

@@ -1,0 +1,1 @@
+"""Instances: health, load, the in-flight ledger."""

@@ -1,0 +1,1 @@
+"""Where blocks live: one protocol; memory and Redis behind it."""

@@ -1,0 +1,1 @@
+"""Request body to token ids to block hashes."""

@@ -1,0 +1,1 @@
+"""What keeps the index true: own history and what the engines report."""

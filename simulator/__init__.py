@@ -1,0 +1,1 @@
+"""Simulated inference engines: instances without GPUs that behave like real ones."""
