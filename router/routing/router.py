@@ -1,0 +1,150 @@
+"""The decision: residency from the index, seconds from the cost model, a choice from the policy.
+
+Between the answer of the index and the ledger entry nothing is awaited, so that requests that arrive together see one
+another's promises. Time and randomness come in as arguments: the same code decides in virtual time.
+"""
+
+from collections.abc import Callable, Set
+from random import Random
+
+from kvroute.cost.estimate import best_plan
+from kvroute.fleet.instance import Instance
+from kvroute.index.protocol import NOWHERE, Index, Location, Residency
+from kvroute.policies.base import Candidate, Request
+from kvroute.prompt.types import Prompt
+from kvroute.routing.decision import Decision, NamedPolicy, Placement, ServedModel
+from kvroute.sources.history import History
+
+LOAD_REPORT_LIFE_S = 10.0
+"""A load report older than this says nothing about now (the metrics end point is slow, hung or switched off)."""
+
+PREFIX_KEY_BLOCKS = 4
+"""Requests whose first blocks, up to this many, are equal have the same `prefix_key`."""
+
+
+class NoInstance(Exception):
+    """No instance is left that could be asked."""
+
+
+class Router:
+    def __init__(
+        self,
+        index: Index,
+        history: History,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        random: Random,
+    ) -> None:
+        """`clock`: monotonic seconds, for waits; `wall_clock`: Unix seconds, for the index, which gateways share."""
+        self._index = index
+        self._history = history
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._random = random
+
+    async def decide(
+        self,
+        model: ServedModel,
+        name: str,
+        prompt: Prompt,
+        policy: NamedPolicy,
+        *,
+        streaming: bool,
+        exclude: Set[str] = frozenset(),
+    ) -> Decision:
+        """Choose an instance for a request for model `name` and open a ticket in its ledger.
+
+        `exclude` holds ids of instances that have failed this request. Raises NoInstance when none is left.
+        """
+        instances = model.fleet.candidates(exclude, name)
+        if not instances:
+            raise NoInstance
+        residencies, pooled = await self._residencies(model, instances, prompt)
+        now = self._clock()
+        pool_bytes = sum(each.ledger.read_bytes(now) for each in model.fleet.instances) if pooled.blocks else 0.0
+        candidates = [
+            self._candidate(model, instance, residency, pooled, prompt, pool_bytes, now)
+            for instance, residency in zip(instances, residencies, strict=True)
+        ]
+        hashes = prompt.hashes
+        prefix_key = hashes[min(PREFIX_KEY_BLOCKS, len(hashes)) - 1] if hashes else 0
+        choice = policy.policy.choose(Request(name, prompt.tokens, prefix_key), candidates, self._random)
+        chosen = candidates[choice.index]
+        instance = instances[choice.index]
+        placement = model.placements[instance.id]
+        ticket = instance.ledger.start(
+            now,
+            prefill_tokens=prompt.tokens - chosen.cached_tokens,
+            work_s=chosen.read_s + chosen.prefill_s,
+            read_bytes=chosen.read_tokens * placement.cost.kv_bytes_per_token,
+            expected_wait_s=chosen.wait_s,
+            streaming=streaming,
+        )
+        return Decision(
+            instance=instance,
+            placement=placement,
+            ticket=ticket,
+            policy=policy.name,
+            reason=choice.reason,
+            chosen=chosen,
+            candidates=candidates,
+            prompt=prompt,
+            predicted=residencies[choice.index],
+        )
+
+    async def _residencies(
+        self, model: ServedModel, instances: list[Instance], prompt: Prompt
+    ) -> tuple[list[Residency], Residency]:
+        """What each instance's GPU holds of the prompt, and what the pool holds."""
+        if not prompt.hashes:
+            return [NOWHERE] * len(instances), NOWHERE
+        locations: list[Location] = [model.placements[instance.id].gpu for instance in instances]
+        if model.pool is not None:
+            locations.append(model.pool)
+        found = await self._index.lookup(prompt.hashes, locations, self._history.since(self._wall_clock()))
+        return (found[:-1], found[-1]) if model.pool is not None else (found, NOWHERE)
+
+    def _candidate(
+        self,
+        model: ServedModel,
+        instance: Instance,
+        residency: Residency,
+        pooled: Residency,
+        prompt: Prompt,
+        pool_bytes: float,
+        now: float,
+    ) -> Candidate:
+        placement: Placement = model.placements[instance.id]
+        cost = placement.cost
+        ledger = instance.ledger
+        load = instance.load
+        plan = best_plan(
+            cost,
+            prompt.tokens,
+            residency.blocks * prompt.block_tokens,
+            pooled.blocks * prompt.block_tokens if placement.pool is not None else 0,
+            pool_bytes,
+        )
+        wait_s = ledger.wait_s(now)
+        if load.waiting and now - load.at < LOAD_REPORT_LIFE_S:
+            # Requests of others queue there too. Nothing is known of their length: each is taken to be like this one,
+            # without any of it cached.
+            foreign = load.waiting - ledger.queued(now)
+            if foreign > 0:
+                wait_s += foreign * best_plan(cost, prompt.tokens, 0, 0, 0.0).seconds
+        return Candidate(
+            instance=instance.id,
+            network_s=cost.network_s,
+            wait_s=wait_s,
+            read_s=plan.read_s,
+            prefill_s=plan.prefill_s,
+            gpu_tokens=plan.gpu_tokens,
+            read_tokens=plan.read_tokens,
+            read_from="pool" if plan.read_tokens else "",
+            in_flight=ledger.in_flight,
+            queued_tokens=ledger.queued_tokens(now),
+            running=load.running,
+            waiting=load.waiting,
+            kv_usage=load.kv_usage,
+        )
