@@ -72,3 +72,8 @@ class Policy(Protocol):
     def choose(self, request: Request, candidates: Sequence[Candidate], random: Random) -> Choice:
         """Pick one of `candidates` (never empty). Ties are broken with `random`, never by order."""
         ...
+
+
+def load(candidate: Candidate) -> int:
+    """Requests at the instance, ours and others': what the engine last reported, or more where we have sent more since."""
+    return max(candidate.in_flight, candidate.running + candidate.waiting)

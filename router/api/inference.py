@@ -212,8 +212,8 @@ class _Handling:
         record.grade = prompt.grade
         record.prompt_tokens = prompt.tokens
         policy = gateway.policies.select(model, name, self.headers, prompt.tokens)
-        answer = await self._answer(model, name, prompt, policy, body)
-        await self._relay(answer)
+        answer, first = await self._answer(model, name, prompt, policy, body)
+        await self._relay(answer, first)
 
     async def _read_prompt(
         self, model: ServedModel, kind: PromptKind, name: str, fields: Mapping[str, object], body_bytes: int
@@ -226,8 +226,11 @@ class _Handling:
 
     async def _answer(
         self, model: ServedModel, name: str, prompt: Prompt, policy: NamedPolicy, body: bytes
-    ) -> Answer:
-        """The head of an instance's answer, after as many attempts as it takes and the settings allow."""
+    ) -> tuple[Answer, bytes]:
+        """An instance's answer and the first bytes of its body, after as many attempts as it takes and the settings
+        allow. An engine sends the head of a stream before its prefill, so only a byte of the body shows that the
+        instance is at work; until then nothing has been sent to the client, and another instance can be asked.
+        """
         gateway = self.gateway
         record = self.record
         scope = self.scope
@@ -236,7 +239,9 @@ class _Handling:
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
         headers = [
-            header for header in end_to_end(self.headers, drop=_NOT_FORWARDED) if not header[0].startswith(b"x-kvroute-")
+            header
+            for header in end_to_end(self.headers, drop=_NOT_FORWARDED)
+            if not header[0].startswith(b"x-kvroute-")
         ]
         headers.append((b"x-request-id", record.request_id.encode("latin-1")))
         failed: set[str] = set()
@@ -250,9 +255,10 @@ class _Handling:
                 break
             self.decision = decision
             self._note_decision(decision, first=attempt == 0)
-            await self._dispatched(model, decision)
+            await self._dispatched(decision)
             try:
                 answer = await gateway.upstreams[decision.instance.id].send(method, target, headers, body)
+                first = await answer.read()
             except UpstreamError as error:
                 last_error = error
                 await self._attempt_failed(decision, f"{type(error).__name__}: {error}", type(error).__name__)
@@ -268,7 +274,7 @@ class _Handling:
                     await self._attempt_failed(decision, "answered 503", "Status503")
                     failed.add(decision.instance.id)
                     continue
-            return answer
+            return answer, first
         if last_error is None and not failed:
             raise unavailable(f"No instance of `{name}` can be asked.")
         if isinstance(last_error, FirstByteTimeout):
@@ -295,7 +301,7 @@ class _Handling:
             record.decide_ms = seconds * 1e3
             self.gateway.metrics.decided(self.metered_model, decision.policy, decision.reason, seconds)
 
-    async def _dispatched(self, model: ServedModel, decision: Decision) -> None:
+    async def _dispatched(self, decision: Decision) -> None:
         """Record the prompt where it goes now, and not only once it is answered: a sibling that arrives meanwhile finds
         it there, behind the same prefill. A failed attempt takes it back."""
         prompt = decision.prompt
@@ -303,7 +309,7 @@ class _Handling:
             kv_tokens = decision.placement.kv_tokens or decision.instance.load.kv_tokens
             capacity = kv_tokens // prompt.block_tokens if kv_tokens else None
             await self.gateway.history.dispatched(
-                [(decision.placement.gpu, capacity)], prompt.hashes, self.gateway.wall_clock()
+                decision.placement.gpu, prompt.hashes, self.gateway.wall_clock(), capacity
             )
 
     async def _attempt_failed(self, decision: Decision, error: str, kind: str) -> None:
@@ -316,26 +322,16 @@ class _Handling:
 
     async def _retract(self, decision: Decision) -> None:
         if decision.prompt.hashes:
-            await self.gateway.history.retracted(
-                decision.placement.gpu, decision.prompt.hashes, decision.predicted
-            )
+            await self.gateway.history.retracted(decision.placement.gpu, decision.prompt.hashes, decision.predicted)
 
-    async def _relay(self, answer: Answer) -> None:
+    async def _relay(self, answer: Answer, first: bytes) -> None:
         """Pass the answer on as it comes. An answer that is not read to its end is aborted, whatever the reason."""
         try:
             await self._start_answer(answer)
-            event_stream = False
-            for name, value in answer.headers:
-                if name == b"content-type":
-                    event_stream = value.startswith(b"text/event-stream")
-                elif name == b"content-length":
-                    # With a length promised nothing could be added, so it is passed on like any other body.
-                    event_stream = False
-                    break
-            if event_stream:
-                usage = await self._relay_events(answer)
+            if _is_event_stream(answer.headers):
+                usage = await self._relay_events(answer, first)
             else:
-                usage = await self._relay_body(answer)
+                usage = await self._relay_body(answer, first)
         except BaseException:
             answer.abort()
             raise
@@ -352,51 +348,52 @@ class _Handling:
         self.started_answer = True
         await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
-    async def _relay_body(self, answer: Answer) -> Usage | None:
+    async def _relay_body(self, answer: Answer, data: bytes) -> Usage | None:
         tail = JsonTail()
         send = self.send
-        first = True
-        while True:
+        self._first_byte()
+        while not answer.ended:
+            tail.feed(data)
+            await send({"type": "http.response.body", "body": data, "more_body": True})
             try:
                 data = await answer.read()
             except AnswerBroken as error:
                 self._broke_off(error)
+                # The client was promised a length or a last chunk; cut off, it can tell that this is not all.
                 self.scope["extensions"]["kvroute.abort"]()
                 return None
-            if first:
-                first = False
-                self._first_byte()
-            if not data:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-                return tail.usage()
-            tail.feed(data)
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        tail.feed(data)
+        await send({"type": "http.response.body", "body": data, "more_body": False})
+        return tail.usage()
 
-    async def _relay_events(self, answer: Answer) -> Usage | None:
+    async def _relay_events(self, answer: Answer, data: bytes) -> Usage | None:
         scanner = SseScanner()
         send = self.send
         waiting_for_token = True
-        while True:
-            try:
-                data = await answer.read()
-            except AnswerBroken as error:
-                self._broke_off(error)
-                event = error_body(
-                    f"The answer broke off: {error}.", "server_error", None, "stream_broken"
-                )
-                await send(
-                    {"type": "http.response.body", "body": b"data: " + event + b"\n\ndata: [DONE]\n\n", "more_body": False}
-                )
-                return scanner.usage
-            if not data:
-                await send({"type": "http.response.body", "body": scanner.flush(), "more_body": False})
-                return scanner.usage
+        while data:
             whole = scanner.feed(data)
             if waiting_for_token and scanner.first_token:
                 waiting_for_token = False
                 self._first_token()
             if whole:
                 await send({"type": "http.response.body", "body": whole, "more_body": True})
+            try:
+                data = await answer.read()
+            except AnswerBroken as error:
+                if scanner.done:
+                    break
+                self._broke_off(error)
+                event = error_body(f"The answer broke off: {error}.", "server_error", None, "stream_broken")
+                await send(
+                    {
+                        "type": "http.response.body",
+                        "body": b"data: " + event + b"\n\ndata: [DONE]\n\n",
+                        "more_body": False,
+                    }
+                )
+                return scanner.usage
+        await send({"type": "http.response.body", "body": scanner.flush(), "more_body": False})
+        return scanner.usage
 
     def _broke_off(self, error: AnswerBroken) -> None:
         self.record.outcome = "broken"
@@ -437,7 +434,7 @@ class _Handling:
         prompt = decision.prompt
         now = gateway.wall_clock()
         if prompt.hashes and decision.placement.pool is not None:
-            await gateway.history.dispatched([(decision.placement.pool, None)], prompt.hashes, now)
+            await gateway.history.dispatched(decision.placement.pool, prompt.hashes, now)
         if usage is None:
             return
         record.completion_tokens = usage.completion_tokens
@@ -445,7 +442,10 @@ class _Handling:
             record.prompt_tokens = usage.prompt_tokens
         record.cached_tokens = usage.cached_tokens
         gateway.metrics.tokens(
-            self.metered_model, usage.prompt_tokens or prompt.tokens, decision.predicted_cached_tokens, usage.cached_tokens
+            self.metered_model,
+            usage.prompt_tokens or prompt.tokens,
+            decision.predicted_cached_tokens,
+            usage.cached_tokens,
         )
         if usage.cached_tokens is None or not usage.prompt_tokens or prompt.grade is Grade.NONE:
             return
@@ -453,9 +453,13 @@ class _Handling:
         scale = prompt.tokens / usage.prompt_tokens
         rounding = decision.instance.load.block_tokens or UNKNOWN_BLOCK_TOKENS
         cached_blocks = int((usage.cached_tokens + rounding) * scale) // prompt.block_tokens
-        await gateway.history.answered(
-            decision.placement.gpu, prompt.hashes, decision.predicted, cached_blocks, now
-        )
+        await gateway.history.answered(decision.placement.gpu, prompt.hashes, decision.predicted, cached_blocks, now)
+
+
+def _is_event_stream(headers: Headers) -> bool:
+    """With a length promised no event could be added, so such a stream is passed on like any other body."""
+    names = {name: value for name, value in headers if name in (b"content-type", b"content-length")}
+    return b"content-length" not in names and names.get(b"content-type", b"").startswith(b"text/event-stream")
 
 
 def _decision_headers(decision: Decision) -> Headers:

@@ -49,9 +49,7 @@ def health_routes(readiness: Readiness) -> list[Route]:
 
 def starlette_app(routes: list[Route]) -> Starlette:
     """An application whose every error is in OpenAI's form."""
-    return Starlette(
-        routes=routes, exception_handlers={HTTPException: on_http_exception, ApiError: on_api_error}
-    )
+    return Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception, ApiError: on_api_error})
 
 
 def rest_app(catalog: Catalog, readiness: Readiness) -> Starlette:

@@ -21,7 +21,9 @@ side that closes is never the one that is about to be written to."""
 class Server(uvicorn.Server):
     """One listening socket and one application. Signals are left to whoever runs several of these."""
 
-    def __init__(self, app: ASGIApp, sock: socket.socket, *, max_head_bytes: int, stall_s: float, drain_s: float) -> None:
+    def __init__(
+        self, app: ASGIApp, sock: socket.socket, *, max_head_bytes: int, stall_s: float, drain_s: float
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,

@@ -1,0 +1,31 @@
+"""Which headers travel on (RFC 9110, 7.6.1): end-to-end ones do, those of one connection do not."""
+
+from kvroute.relay.types import Headers
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+NOTHING: frozenset[bytes] = frozenset()
+
+
+def end_to_end(headers: Headers, *, drop: frozenset[bytes] = NOTHING) -> Headers:
+    """`headers` (lower-case names) without the hop-by-hop ones, those that Connection names, and those in `drop`."""
+    named: set[bytes] | None = None
+    for name, value in headers:
+        if name == b"connection":
+            tokens = {token.strip().lower() for token in value.split(b",")}
+            # The two that nearly every message carries name no header.
+            tokens -= {b"keep-alive", b"close"}
+            named = tokens if named is None else named | tokens
+    skip = HOP_BY_HOP | drop | named if named else HOP_BY_HOP | drop if drop else HOP_BY_HOP
+    return [header for header in headers if header[0] not in skip]

@@ -1,0 +1,69 @@
+"""Token counts, found in the bytes of an answer without parsing or keeping the whole of it."""
+
+import json
+import re
+
+import msgspec
+
+TAIL_BYTES = 16 * 1024
+"""Usage stands at the end of an answer; log probabilities and the like behind it fit in this."""
+
+# Within a JSON string a quote is escaped, so this matches only a real key.
+_USAGE_KEY = re.compile(rb'"usage"\s*:\s*(?=\{)')
+_DECODER = json.JSONDecoder()
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Prompt tokens whose KV the engine did not compute; None where it does not tell."""
+
+
+def find_usage(data: bytes) -> Usage | None:
+    """The last usage object in `data`, raw JSON text that may be cut at its front.
+
+    OpenAI's names (prompt_tokens, prompt_tokens_details.cached_tokens), those of its Responses API, and Anthropic's
+    (input_tokens, cache_read_input_tokens).
+    """
+    found = None
+    for found in _USAGE_KEY.finditer(data):
+        pass
+    if found is None:
+        return None
+    try:
+        value, _ = _DECODER.raw_decode(data[found.end() :].decode("utf-8", "replace"))
+    except json.JSONDecodeError:
+        return None
+    prompt = _count(value, "prompt_tokens")
+    if prompt is None:
+        prompt = _count(value, "input_tokens")
+    completion = _count(value, "completion_tokens")
+    if completion is None:
+        completion = _count(value, "output_tokens")
+    cached = _count(value, "cache_read_input_tokens")
+    for key in ("prompt_tokens_details", "input_tokens_details"):
+        details = value.get(key)
+        if isinstance(details, dict):
+            cached = _count(details, "cached_tokens")
+    return Usage(prompt, completion, cached)
+
+
+def _count(value: dict[str, object], key: str) -> int | None:
+    count = value.get(key)
+    return count if isinstance(count, int) else None
+
+
+class JsonTail:
+    """Keeps the end of an answer that passes by."""
+
+    __slots__ = ("_tail",)
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def feed(self, data: bytes) -> None:
+        self._tail = (self._tail + data)[-TAIL_BYTES:] if self._tail else data[-TAIL_BYTES:]
+
+    def usage(self) -> Usage | None:
+        return find_usage(self._tail)
