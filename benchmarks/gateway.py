@@ -154,7 +154,8 @@ def load(port: int, connections: int, seconds: int, script: Path) -> dict[str, f
     rate = re.search(r"Requests/sec:\s+([\d.]+)", output)
     p50 = re.search(r"50%\s+(\S+)", output)
     p99 = re.search(r"99%\s+(\S+)", output)
-    assert rate and p50 and p99, output
+    if rate is None or p50 is None or p99 is None:
+        raise RuntimeError(f"wrk said:\n{output}")
     return {
         "requests_per_s": float(rate[1]),
         "p50_ms": seconds_of(p50[1]) * 1e3,

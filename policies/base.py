@@ -19,7 +19,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     """Tokens; an estimate where no tokenizer is known."""
     prefix_key: int
-    """A 64-bit hash of the prompt's first blocks, equal for requests that begin alike; 0 for a prompt without a full block."""
+    """A 64-bit hash of the prompt's first blocks, equal for requests that begin alike; 0 without a full block."""
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -62,9 +62,10 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Choice(NamedTuple):
-    """Which candidate (position in the sequence given), and why, in a word or two that an operator can read."""
+    """Which candidate, and why, in a word or two that an operator can read."""
 
-    index: int
+    position: int
+    """In the sequence of candidates given."""
     reason: str
 
 
@@ -75,5 +76,5 @@ class Policy(Protocol):
 
 
 def load(candidate: Candidate) -> int:
-    """Requests at the instance, ours and others': what the engine last reported, or more where we have sent more since."""
+    """Requests at the instance, ours and others': what the engine last reported, or ours if these are more by now."""
     return max(candidate.in_flight, candidate.running + candidate.waiting)

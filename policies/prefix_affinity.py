@@ -13,11 +13,11 @@ from kvroute.policies.base import Candidate, Choice, Request, load
 class PrefixAffinity:
     """Send the request to the instance that holds most of its prompt in GPU memory, unless that one is overloaded.
 
-    A match counts from `min_share` of the prompt on. The holder is overloaded when it has more than `max_extra` requests
-    more than the least loaded instance and more than `max_ratio` times as many: both, as in sglang-router's cache_aware
-    (its balance_abs_threshold and balance_rel_threshold), but judged for this request's holder alone, so that one hot
-    instance does not switch affinity off for the whole fleet. Without a match, prompts that begin alike meet by
-    rendezvous hashing (Thaler and Ravishankar, 1998) of their first blocks, so that the second of two simultaneous
+    A match counts from `min_share` of the prompt on. The holder is overloaded when it has more than `max_extra`
+    requests more than the least loaded instance and more than `max_ratio` times as many: both, as in sglang-router's
+    cache_aware (its balance_abs_threshold and balance_rel_threshold), but judged for this request's holder alone, so
+    that one hot instance does not switch affinity off for the whole fleet. Without a match, prompts that begin alike
+    meet by rendezvous hashing (Thaler and Ravishankar, 1998) of their first blocks, so that the second of two simultaneous
     siblings already finds the first; overloaded instances are left out there as well.
     """
 
@@ -44,7 +44,8 @@ class PrefixAffinity:
         if request.prefix_key:
             key = request.prefix_key
             return Choice(
-                max(allowed, key=lambda i: xxhash.xxh3_64_intdigest(candidates[i].instance, seed=key)), "hashed prefix"
+                max(allowed, key=lambda i: xxhash.xxh3_64_intdigest(candidates[i].instance.encode(), seed=key)),
+                "hashed prefix",
             )
         return Choice(self._least(allowed, candidates, random), "least loaded: no prefix")
 

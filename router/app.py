@@ -21,7 +21,7 @@ from kvroute.api.gateway import Gateway
 from kvroute.api.health import Readiness
 from kvroute.api.inference import DecisionHeaders, Inference, InferenceSettings
 from kvroute.api.rest import rest_app
-from kvroute.api.server import Server, bind, url_of
+from kvroute.api.server import Server, ServerLimits, bind, url_of
 from kvroute.config import Config, PolicyKinds, build_policy
 from kvroute.fleet.fleet import Fleet
 from kvroute.fleet.instance import Instance
@@ -176,10 +176,10 @@ async def serve(
     public_socket = bind(*settings.listen)
     admin_socket = bind(*settings.admin) if settings.admin is not None else None
     async with running(config, kinds) as application:
-        limits = {"max_head_bytes": settings.max_header, "stall_s": settings.header_timeout}
-        servers = [Server(application.public, public_socket, drain_s=settings.drain_timeout, **limits)]
+        limits = ServerLimits(settings.max_header, settings.header_timeout, settings.drain_timeout)
+        servers = [Server(application.public, public_socket, limits)]
         if admin_socket is not None:
-            servers.append(Server(application.admin, admin_socket, drain_s=1.0, **limits))
+            servers.append(Server(application.admin, admin_socket, limits))
         stop = asyncio.Event()
 
         def on_signal() -> None:

@@ -46,8 +46,8 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="long sessions on simulated instances: round_robin against min_prefill")
     demo.add_argument("--instances", type=int, default=4, help="default: %(default)s")
-    demo.add_argument("--sessions", type=int, default=16, help="default: %(default)s")
-    demo.add_argument("--time-scale", type=float, default=10.0, help="simulated seconds a second; default: %(default)s")
+    demo.add_argument("--sessions", type=int, default=20, help="default: %(default)s")
+    demo.add_argument("--time-scale", type=float, default=3.0, help="simulated seconds a second; default: %(default)s")
     demo.add_argument(
         "--port", type=int, default=8000, help="the gateway's port, or any if taken; default: %(default)s"
     )
@@ -119,7 +119,7 @@ def _demo(options: argparse.Namespace) -> int:
     return asyncio.run(
         run_demo(
             instances=options.instances,
-            sessions=options.sessions,
+            sessions_count=options.sessions,
             time_scale=options.time_scale,
             port=options.port,
             stay=not options.exit,

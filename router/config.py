@@ -1,5 +1,6 @@
 """The configuration: YAML in, validated and frozen settings out, or every fault with its file, line and field."""
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
@@ -125,7 +126,7 @@ class ModelSettings(_Section):
 
     def cost_parameters(self, instance: InstanceSettings, kv_bytes_per_token: float | None) -> CostParameters:
         """What is believed of `instance`; `kv_bytes_per_token` where the model's folder tells it, else None."""
-        given: dict[str, float] = {}
+        given: dict[str, Any] = {}
         for settings in (self.cost, instance.cost):
             given |= {key: value for key, value in settings.model_dump().items() if value is not None}
         names = {"network": "network_s", "overhead": "overhead_s"}
@@ -257,18 +258,17 @@ def _contradictions(config: Config, kinds: PolicyKinds) -> list[tuple[tuple[str 
                 (("policies", name, "use"), f"unknown policy kind {policy.use!r}{_nearest(policy.use, kinds)}")
             )
             continue
-        known = [key for key, each in kinds[policy.use].__dataclass_fields__.items() if each.init]
+        known = [each.name for each in dataclasses.fields(kinds[policy.use]) if each.init]
         unknown = [key for key in policy.with_ if key not in known]
-        for key in unknown:
-            found.append(
-                (("policies", name, "with", key), f"{policy.use} has no parameter {key!r}{_nearest(key, known)}")
-            )
+        found += [
+            (("policies", name, "with", key), f"{policy.use} has no parameter {key!r}{_nearest(key, known)}")
+            for key in unknown
+        ]
         if not unknown:
             try:
                 build_policy(policy, kinds)
             except ValidationError as error:
-                for each in error.errors():
-                    found.append((("policies", name, "with", *each["loc"]), _reason(each["msg"])))
+                found += [(("policies", name, "with", *each["loc"]), _reason(each["msg"])) for each in error.errors()]
     names = {*kinds, *config.policies}
     urls: dict[str, tuple[str, str]] = {}
     for name, model in config.models.items():
@@ -298,11 +298,12 @@ def _problems(error: ValidationError, document: Document, file: str) -> list[Pro
         path: tuple[str | int, ...] = ()
         value = document.value
         for step in each["loc"]:
-            if isinstance(value, dict) and step in value or isinstance(value, list) and isinstance(step, int):
+            try:
                 value = value[step]
-                path = (*path, step)
-            elif each["type"] == "missing" and step == each["loc"][-1]:
-                path = (*path, step)
+            except (LookupError, TypeError):
+                if each["type"] != "missing" or step != each["loc"][-1]:
+                    continue
+            path = (*path, step)
         reason = _reason(each["msg"])
         if each["type"] == "extra_forbidden":
             reason = f"unknown field{_nearest(str(each['loc'][-1]), _fields_at(each['loc'][:-1]))}"
@@ -321,7 +322,7 @@ def _reason(message: str) -> str:
 
 def _fields_at(location: tuple[str | int, ...]) -> list[str]:
     """The names of the section at a pydantic location."""
-    by_name = {
+    by_name: dict[str, type[BaseModel]] = {
         "server": ServerSettings,
         "index": IndexSettings,
         "telemetry": TelemetrySettings,
@@ -331,7 +332,7 @@ def _fields_at(location: tuple[str | int, ...]) -> list[str]:
         "cost": CostSettings,
         "when": RouteCondition,
     }
-    section: type[BaseModel] = Config
+    section: Any = Config
     words = [step for step in location if isinstance(step, str)]
     if words:
         if words[-1] in by_name and (len(words) == 1 or words[0] not in ("models", "policies") or len(words) > 2):
@@ -342,7 +343,8 @@ def _fields_at(location: tuple[str | int, ...]) -> list[str]:
             section = {"models": ModelSettings, "policies": PolicySettings, "routes": RouteSettings}.get(
                 words[0], Config
             )
-    return [each.alias or name for name, each in section.model_fields.items()]
+    fields: Mapping[str, Any] = section.model_fields
+    return [each.alias or name for name, each in fields.items()]
 
 
 def _nearest(name: str, known: Any) -> str:

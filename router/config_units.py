@@ -1,6 +1,7 @@
 """Durations, sizes, rates and addresses, as an operator writes them."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -23,18 +24,15 @@ _BYTES = {
 _COUNTS = {"": 1, "k": 1000, "m": 1000**2}
 
 
-def _quantity(value: object, units: dict[str, float] | dict[str, int], what: str, example: str) -> float:
-    if isinstance(value, bool):
-        raise ValueError(f"must be {what}, such as {example}")
-    if isinstance(value, int | float):
+def _quantity(value: object, units: Mapping[str, float], what: str, example: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
         if value < 0:
             raise ValueError("must not be negative")
         return float(value)
     found = _NUMBER.fullmatch(value) if isinstance(value, str) else None
-    unit = found[2].lower() if found else None
-    if found is None or unit not in units:
+    if found is None or found[2].lower() not in units:
         raise ValueError(f"must be {what}, such as {example}")
-    return float(found[1]) * units[unit]
+    return float(found[1]) * units[found[2].lower()]
 
 
 def _seconds(value: object) -> float:

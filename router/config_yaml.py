@@ -102,7 +102,7 @@ class _Builder:
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
         text: str = node.value
         if "${" not in text:
-            return self._resolver.construct_object(node)  # type: ignore[no-untyped-call]
+            return self._resolver.construct_object(node)
         missing: list[str] = []
 
         def replace(found: Any) -> str:
@@ -118,7 +118,7 @@ class _Builder:
             self._problem(node.start_mark.line + 1, path, f"environment variable {name} is not set and has no default")
         if node.style is None and _REFERENCE.fullmatch(text):
             tag = self._resolver.resolve(yaml.ScalarNode, replaced, (True, False))  # type: ignore[no-untyped-call]
-            return self._resolver.construct_object(yaml.ScalarNode(tag, replaced))  # type: ignore[no-untyped-call]
+            return self._resolver.construct_object(yaml.ScalarNode(tag, replaced))
         return replaced
 
     def _problem(self, line: int, path: Path, reason: str) -> None:

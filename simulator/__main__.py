@@ -127,7 +127,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--port", type=int, required=True)
     made.add_argument("--model-name", default="sim")
     made.add_argument("--max-model-len", type=int, default=131072, metavar="TOKENS")
-    made.add_argument("--kv-tokens", type=int, default=400_000, metavar="TOKENS", help="GPU KV cache; default: %(default)s")
+    made.add_argument(
+        "--kv-tokens", type=int, default=400_000, metavar="TOKENS", help="GPU KV cache; default: %(default)s"
+    )
     made.add_argument("--block-size", type=int, default=16, metavar="TOKENS")
     made.add_argument("--max-running", type=int, default=timing.max_running)
     made.add_argument("--time-scale", type=float, default=1.0, help="simulated seconds a second; default: %(default)s")

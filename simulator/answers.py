@@ -152,9 +152,7 @@ def metrics_text(
     for bound in (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0):
         count = sum(1 for each in ttft_s if each <= bound)
         lines.append(f'vllm:time_to_first_token_seconds_bucket{{engine="0",le="{bound}",model_name="{model}"}} {count}')
-    lines.append(
-        f'vllm:time_to_first_token_seconds_bucket{{engine="0",le="+Inf",model_name="{model}"}} {len(ttft_s)}'
-    )
+    lines.append(f'vllm:time_to_first_token_seconds_bucket{{engine="0",le="+Inf",model_name="{model}"}} {len(ttft_s)}')
     lines.append(f"vllm:time_to_first_token_seconds_count{labels} {len(ttft_s)}")
     lines.append(f"vllm:time_to_first_token_seconds_sum{labels} {sum(ttft_s)}")
     return "\n".join(lines) + "\n"

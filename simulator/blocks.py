@@ -1,4 +1,4 @@
-"""The prefix cache of one engine, as vLLM's: full blocks under chained hashes, the least recently used evicted first."""
+"""The prefix cache of an engine, as vLLM's: full blocks under chained hashes, least recently used evicted first."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class BlockCache:
         return Allocation(run, held, needed, evicted)
 
     def commit(self, allocation: Allocation, hashes: Sequence[int]) -> list[int]:
-        """The blocks of `hashes`, which begin with those that the allocation holds, are computed. Returns the new ones."""
+        """The blocks of `hashes`, which begin with those that are held, are computed. Returns the new ones."""
         stored = []
         for block in hashes[len(allocation.hashed) :]:
             if allocation.plain == 0:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvroute.prompt.hashing import chain, root_hash
@@ -67,7 +67,9 @@ class Engine:
     def waiting(self) -> int:
         return len(self._scheduler.waiting)
 
-    async def generate(self, prompt: list[int], max_tokens: int, salt: str, run: list[Run]) -> AsyncIterator[int]:
+    async def generate(
+        self, prompt: list[int], max_tokens: int, salt: str, run: list[Run]
+    ) -> AsyncGenerator[int, None]:
         """Token ids as they are generated. `run` gets the request's state, for its usage. Leaving the iterator early
         (the client has gone) takes the request out of the engine at once."""
         root = root_hash("", cache_salt=salt)
@@ -83,7 +85,7 @@ class Engine:
         self._work.set()
         finished = False
         try:
-            for number, token in zip(range(max_tokens), itertools.cycle(self._reply)):  # noqa: B905 (cycle has no end)
+            for number, token in zip(range(max_tokens), itertools.cycle(self._reply)):
                 await mine.arrived.get()
                 if number == 0:
                     self.ttft_s.append((self._clock() - started) * self._time_scale)

@@ -2,11 +2,10 @@
 
 A message has three frames: topic, sequence number (8 bytes, big-endian, from 0), and a msgpack array
 [time, events, data-parallel rank]; an event is a map with its class name under "type", default values left out. A
-replay is asked for with [empty, first sequence number] and answered by [empty, topic, number, payload] for each buffered
-message, then [empty, empty, -1, empty].
+replay is asked for with [empty, first sequence number] and answered by [empty, topic, number, payload] for each
+buffered message, then [empty, empty, -1, empty].
 """
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -78,5 +77,3 @@ class Publisher:
 
     def close(self) -> None:
         self._context.destroy(linger=0)
-
-

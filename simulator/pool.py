@@ -4,11 +4,11 @@
 under a temporary name and renamed. The files have their real size but are sparse: nobody reads their content.
 
 A chunk's hash is the first 8 bytes (big-endian) of SHA-256 over the canonical CBOR (RFC 8949) of
-[previous chunk's hash, its token ids, []], LMCache's `sha256_cbor`; before the first chunk stands the hash of the seed's
-text, here "0", the seed that LMCache's documentation has fleets agree on (PYTHONHASHSEED=0).
+[previous chunk's hash, its token ids, []], LMCache's `sha256_cbor`; before the first chunk stands the hash of the
+seed's text, here "0", the seed that LMCache's documentation has fleets agree on (PYTHONHASHSEED=0).
 
-All readers share the bandwidth. Each one leaves a file in `.readers/` while it reads, so that engines in other processes
-see how many they are; what a killed process left there is known by its process id and ignored.
+All readers share the bandwidth. Each one leaves a file in `.readers/` while it reads, so that engines in other
+processes see how many they are; what a killed process left there is known by its process id and ignored.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Pool:
         time_scale: float,
         clock: Callable[[], float],
     ) -> None:
-        """`bytes_per_s`, `latency_s`: of the pool in simulated time, which runs `time_scale` times as fast as `clock`."""
+        """`bytes_per_s`, `latency_s`: in simulated time, which runs `time_scale` times as fast as `clock`."""
         self._directory = directory
         self._model = model.replace("/", "-SEP-")
         self._bytes_per_s = bytes_per_s

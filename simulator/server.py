@@ -101,13 +101,17 @@ class EngineApp:
         prepared = []
         for position, message in enumerate(messages):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise answers.invalid("dict_type", f"messages.{position}", "Input should be a valid dictionary", message)
+                raise answers.invalid(
+                    "dict_type", f"messages.{position}", "Input should be a valid dictionary", message
+                )
             content = message.get("content")
             if isinstance(content, list):
                 texts = [part.get("text") if isinstance(part, dict) else part for part in content]
                 content = "\n".join(text for text in texts if isinstance(text, str))
             elif content is not None and not isinstance(content, str):
-                raise answers.invalid("string_type", f"messages.{position}.content", "Input should be a valid string", content)
+                raise answers.invalid(
+                    "string_type", f"messages.{position}.content", "Input should be a valid string", content
+                )
             calls = []
             for call in message.get("tool_calls") or []:
                 function = dict(call.get("function") or {}) if isinstance(call, dict) else {}

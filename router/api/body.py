@@ -52,7 +52,7 @@ def _check_size(size: int, limit: int) -> None:
 
 
 def check_declared_size(scope: Scope, limit: int) -> None:
-    """Refuse by Content-Length, before a byte of the body is read; and refuse coded bodies, which routing can't read."""
+    """Refuse by Content-Length, before a byte of the body is read; and coded bodies, which routing can't read."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             _check_size(int(value), limit)

@@ -114,7 +114,8 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._receiving = True
         self._head_bytes = 0
-        self.scope["extensions"] = {"kvroute.abort": self._abort}  # type: ignore[typeddict-unknown-key]
+        extensions: dict[str, Any] = {"kvroute.abort": self._abort}
+        self.scope["extensions"] = extensions
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))

@@ -25,6 +25,7 @@ from kvroute.api.types import Receive, Scope, Send
 from kvroute.fleet.instance import Instance
 from kvroute.prompt.reader import PromptKind
 from kvroute.prompt.types import Grade, Prompt
+from kvroute.relay.connection import Answer
 from kvroute.relay.headers import end_to_end
 from kvroute.relay.sse import SseScanner
 from kvroute.relay.types import (
@@ -34,7 +35,7 @@ from kvroute.relay.types import (
     Headers,
     UpstreamError,
 )
-from kvroute.relay.upstream import Answer, Upstream
+from kvroute.relay.upstream import Upstream
 from kvroute.relay.usage import JsonTail, Usage
 from kvroute.routing.catalog import Catalog
 from kvroute.routing.decision import Decision, NamedPolicy, ServedModel
@@ -109,8 +110,8 @@ class _Handling:
     """One request under way."""
 
     __slots__ = (
-        "decision",
         "debug",
+        "decision",
         "gateway",
         "headers",
         "metered_model",

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -18,16 +19,24 @@ KEEP_ALIVE_S = 75
 side that closes is never the one that is about to be written to."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    max_head_bytes: int
+    """Of a request's head."""
+    stall_s: float
+    """The longest pause within a request that is being received, in seconds."""
+    drain_s: float
+    """What requests under way get to finish when the server is stopped, in seconds."""
+
+
 class Server(uvicorn.Server):
     """One listening socket and one application. Signals are left to whoever runs several of these."""
 
-    def __init__(
-        self, app: ASGIApp, sock: socket.socket, *, max_head_bytes: int, stall_s: float, drain_s: float
-    ) -> None:
+    def __init__(self, app: ASGIApp, sock: socket.socket, limits: ServerLimits) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=gateway_protocol(max_head_bytes, stall_s),
+                http=gateway_protocol(limits.max_head_bytes, limits.stall_s),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -37,7 +46,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=max(1, round(drain_s)),
+                timeout_graceful_shutdown=max(1, round(limits.drain_s)),
             )
         )
         self.sock = sock

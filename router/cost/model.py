@@ -9,7 +9,7 @@ import msgspec
 
 
 class CostParameters(msgspec.Struct, frozen=True):
-    """What is believed of an instance that serves a model, and of the path to its pool. All in seconds, tokens, bytes."""
+    """What is believed of an instance that serves a model and of the path to its pool: seconds, tokens, bytes."""
 
     network_s: float = 0.001
     """Round trip to the instance and back."""

@@ -31,8 +31,8 @@ class Watcher:
         log: logging.Logger,
         on_down: Callable[[Instance], Awaitable[None]],
     ) -> None:
-        """`unhealthy_after`: checks in a row that must fail before an instance that was up is down. `on_down` is awaited
-        each time that one goes down: its process, and with it its cache, may be gone."""
+        """`unhealthy_after`: checks in a row that must fail before an instance that was up is down. `on_down` is
+        awaited each time that one goes down: its process, and with it its cache, may be gone."""
         self._instances = tuple(instances)
         self._client = client
         self._interval_s = interval_s

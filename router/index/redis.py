@@ -8,7 +8,6 @@ capacity a removal by rank, and expiry a comparison with the score at look-up.
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from struct import pack
-from typing import cast
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
@@ -54,9 +53,9 @@ class RedisIndex:
     async def lookup(self, hashes: Sequence[int], locations: Sequence[Location], since: float) -> list[Residency]:
         if not hashes or not locations:
             return [NOWHERE] * len(locations)
-        arguments = [*map(self._key, locations), pack(f">{len(hashes)}Q", *hashes), repr(since)]
+        arguments: list[str | bytes] = [*map(self._key, locations), pack(f">{len(hashes)}Q", *hashes), repr(since)]
         if not self._sha:
-            self._sha = cast(str, await self._client.script_load(self._script))
+            self._sha = await self._client.script_load(self._script)
         try:
             answer = await self._client.evalsha(self._sha, len(locations), *arguments)
         except NoScriptError:
@@ -69,7 +68,7 @@ class RedisIndex:
         entries: dict[str, int] = {}
         async for key in self._client.scan_iter(match=_escape(self._prefix) + "*", count=1000):
             name = key.decode()[len(self._prefix) :]
-            entries[name] = cast(int, await self._client.zcard(key))
+            entries[name] = await self._client.zcard(key)
         return IndexStats(backend="redis", entries=entries, healthy=True)
 
     async def close(self) -> None:
@@ -78,12 +77,12 @@ class RedisIndex:
     async def ping(self) -> None:
         await self._client.ping()
 
-    def pipeline(self) -> "Pipeline[bytes]":
+    def pipeline(self) -> Pipeline:
         """For `queue_record` and its siblings; execute() sends all that is queued in one round trip."""
         return self._client.pipeline(transaction=False)
 
     def queue_record(
-        self, pipeline: "Pipeline[bytes]", location: Location, hashes: Sequence[int], now: float, capacity: int | None
+        self, pipeline: Pipeline, location: Location, hashes: Sequence[int], now: float, capacity: int | None
     ) -> None:
         key = self._key(location)
         pipeline.zadd(key, {_member(block): now - depth * DEPTH_S for depth, block in enumerate(hashes)})
@@ -91,21 +90,19 @@ class RedisIndex:
             pipeline.zremrangebyrank(key, 0, -capacity - 1)
         pipeline.expire(key, KEY_LIFE_S)
 
-    def queue_entries(
-        self, pipeline: "Pipeline[bytes]", location: Location, entries: Iterable[tuple[int, float]]
-    ) -> None:
+    def queue_entries(self, pipeline: Pipeline, location: Location, entries: Iterable[tuple[int, float]]) -> None:
         """Record (hash, seen) pairs; what Redis has seen later stays as it is."""
         key = self._key(location)
         pipeline.zadd(key, {_member(block): seen for block, seen in entries}, gt=True)
         pipeline.expire(key, KEY_LIFE_S)
 
-    def queue_remove(self, pipeline: "Pipeline[bytes]", location: Location, hashes: Sequence[int]) -> None:
+    def queue_remove(self, pipeline: Pipeline, location: Location, hashes: Sequence[int]) -> None:
         pipeline.zrem(self._key(location), *map(_member, hashes))
 
-    def queue_remove_older(self, pipeline: "Pipeline[bytes]", location: Location, before: float) -> None:
+    def queue_remove_older(self, pipeline: Pipeline, location: Location, before: float) -> None:
         pipeline.zremrangebyscore(self._key(location), "-inf", before)
 
-    def queue_clear(self, pipeline: "Pipeline[bytes]", location: Location) -> None:
+    def queue_clear(self, pipeline: Pipeline, location: Location) -> None:
         pipeline.unlink(self._key(location))
 
     def _key(self, location: Location) -> str:

@@ -33,7 +33,7 @@ PROBE_DELAYS_S = (0.02, 0.25, 0.5, 1.0, 2.0)
 """Seconds before each probe; the last one repeats."""
 MISSES_TO_OPEN = 2
 
-Write = Callable[["Pipeline[bytes]"], None]
+Write = Callable[[Pipeline], None]
 
 
 class ResilientIndex:
@@ -175,8 +175,7 @@ class ResilientIndex:
             for write, _ in batch:
                 write(pipeline)
             try:
-                async with asyncio.timeout(BACKGROUND_TIMEOUT_S):
-                    await pipeline.execute()
+                await self._execute(pipeline)
             except (RedisError, OSError, TimeoutError) as error:
                 self._dirty.update(removed_from for _, removed_from in batch if removed_from is not None)
                 self._open(error)
@@ -202,14 +201,17 @@ class ResilientIndex:
         self._writing = True
         dirty, self._dirty = self._dirty, set()
         try:
-            await self._execute([lambda pipeline, at=at: self._primary.queue_clear(pipeline, at) for at in dirty])
+            if dirty:
+                pipeline = self._primary.pipeline()
+                for location in dirty:
+                    self._primary.queue_clear(pipeline, location)
+                await self._execute(pipeline)
             for location in self._shadow.locations():
                 entries = self._shadow.contents(location)
                 for start in range(0, len(entries), HEAL_CHUNK):
-                    chunk = entries[start : start + HEAL_CHUNK]
-                    await self._execute(
-                        [lambda pipeline, at=location, chunk=chunk: self._primary.queue_entries(pipeline, at, chunk)]
-                    )
+                    pipeline = self._primary.pipeline()
+                    self._primary.queue_entries(pipeline, location, entries[start : start + HEAL_CHUNK])
+                    await self._execute(pipeline)
         except BaseException:
             self._dirty |= dirty
             raise
@@ -218,10 +220,7 @@ class ResilientIndex:
             self._announced = False
             self._log.warning("redis is back: the index is shared again")
 
-    async def _execute(self, writes: Sequence[Write]) -> None:
-        pipeline = self._primary.pipeline()
-        for write in writes:
-            write(pipeline)
-        if writes:
-            async with asyncio.timeout(BACKGROUND_TIMEOUT_S):
-                await pipeline.execute()
+    @staticmethod
+    async def _execute(pipeline: Pipeline) -> None:
+        async with asyncio.timeout(BACKGROUND_TIMEOUT_S):
+            await pipeline.execute()

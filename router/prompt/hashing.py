@@ -7,8 +7,8 @@ The format is shared by all gateways on one Redis, so it changes only together w
 - hash of block i = xxh3_64(token ids of block i as little-endian u32, seed = hash of block i - 1, or the root).
 
 Only full blocks are hashed. A hash stands for the whole prefix up to the end of its block and for all that separates
-KV caches, so equal hashes mean equal KV. (xxh3 is no cryptographic hash: who forges a collision makes the router misjudge
-where a prompt is cached, which costs time and nothing else.)
+KV caches, so equal hashes mean equal KV. (xxh3 is no cryptographic hash: who forges a collision makes the router
+misjudge where a prompt is cached, which costs time and nothing else.)
 """
 
 import sys

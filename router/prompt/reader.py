@@ -180,10 +180,8 @@ def _chat_bytes(messages: list[Body], body: Body) -> bytes:
     Tools and template variables stand first, as in most templates. A plain message is its role, name and text with
     separators that JSON text cannot hold unescaped; whatever else a message has follows as JSON.
     """
-    parts: list[bytes] = []
-    for key in ("tools", "documents", "chat_template", "chat_template_kwargs"):
-        if (value := body.get(key)) is not None:
-            parts.append(b"\x01" + _json(value))
+    ahead = (body.get(key) for key in ("tools", "documents", "chat_template", "chat_template_kwargs"))
+    parts = [b"\x01" + _json(value) for value in ahead if value is not None]
     for message in messages:
         content = message.get("content")
         parts += (b"\x02", _plain(message.get("role")), b"\x03")

@@ -11,7 +11,7 @@ class Timeouts(msgspec.Struct, frozen=True):
 
     connect_s: float = 2.0
     first_byte_s: float = 600.0
-    """From the request being sent to the first byte of the answer: covers queue, prefill and, unless streaming, decode."""
+    """From sending the request to the first byte of the answer's body: queue, prefill and, unless streaming, decode."""
     idle_s: float = 300.0
     """Between two reads of an answer that has begun."""
 

@@ -26,13 +26,11 @@ def find_usage(data: bytes) -> Usage | None:
     OpenAI's names (prompt_tokens, prompt_tokens_details.cached_tokens), those of its Responses API, and Anthropic's
     (input_tokens, cache_read_input_tokens).
     """
-    found = None
-    for found in _USAGE_KEY.finditer(data):
-        pass
-    if found is None:
+    ends = [found.end() for found in _USAGE_KEY.finditer(data)]
+    if not ends:
         return None
     try:
-        value, _ = _DECODER.raw_decode(data[found.end() :].decode("utf-8", "replace"))
+        value, _ = _DECODER.raw_decode(data[ends[-1] :].decode("utf-8", "replace"))
     except json.JSONDecodeError:
         return None
     prompt = _count(value, "prompt_tokens")

@@ -70,8 +70,8 @@ class Router:
         hashes = prompt.hashes
         prefix_key = hashes[min(PREFIX_KEY_BLOCKS, len(hashes)) - 1] if hashes else 0
         choice = policy.policy.choose(Request(name, prompt.tokens, prefix_key), candidates, self._random)
-        chosen = candidates[choice.index]
-        instance = instances[choice.index]
+        chosen = candidates[choice.position]
+        instance = instances[choice.position]
         placement = model.placements[instance.id]
         ticket = instance.ledger.start(
             now,
@@ -90,7 +90,7 @@ class Router:
             chosen=chosen,
             candidates=candidates,
             prompt=prompt,
-            predicted=residencies[choice.index],
+            predicted=residencies[choice.position],
         )
 
     async def _residencies(

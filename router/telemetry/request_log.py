@@ -1,4 +1,4 @@
-"""One structured line a request, written in batches so that a request pays for an encode and an append, not a syscall."""
+"""One structured line a request, written in batches: a request pays for an encode and an append, not for a syscall."""
 
 import asyncio
 from collections.abc import Callable

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+
 from tests.support.serving import exchange, serving
 
 
@@ -55,8 +56,12 @@ def request(head: str, body: str = "") -> bytes:
 
 
 AMBIGUOUS = {
-    "length and chunked": request("POST / HTTP/1.1\nHost: a\nContent-Length: 5\nTransfer-Encoding: chunked", "0\r\n\r\n"),
-    "chunked and length": request("POST / HTTP/1.1\nHost: a\nTransfer-Encoding: chunked\nContent-Length: 5", "0\r\n\r\n"),
+    "length and chunked": request(
+        "POST / HTTP/1.1\nHost: a\nContent-Length: 5\nTransfer-Encoding: chunked", "0\r\n\r\n"
+    ),
+    "chunked and length": request(
+        "POST / HTTP/1.1\nHost: a\nTransfer-Encoding: chunked\nContent-Length: 5", "0\r\n\r\n"
+    ),
     "two lengths": request("POST / HTTP/1.1\nHost: a\nContent-Length: 5\nContent-Length: 6", "hello!"),
     "signed length": request("POST / HTTP/1.1\nHost: a\nContent-Length: +5", "hello"),
     "hex length": request("POST / HTTP/1.1\nHost: a\nContent-Length: 0x5", "hello"),

@@ -2,17 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from kvroute.api.server import Server, bind
+from kvroute.api.server import Server, ServerLimits, bind
 
 
 @asynccontextmanager
 async def serving(app: Any, *, max_head_bytes: int = 16384, stall_s: float = 5.0) -> AsyncIterator[int]:
     """Yields the port."""
     sock = bind("127.0.0.1", 0)
-    server = Server(app, sock, max_head_bytes=max_head_bytes, stall_s=stall_s, drain_s=1)
+    server = Server(app, sock, ServerLimits(max_head_bytes, stall_s, drain_s=1))
     port: int = sock.getsockname()[1]
     task = asyncio.create_task(server.run_until_stopped())
     await server.wait_started()
@@ -36,7 +36,5 @@ async def exchange(port: int, request: bytes, *, close_write: bool = False, time
         return b""
     finally:
         writer.close()
-        try:
+        with suppress(OSError):
             await writer.wait_closed()
-        except OSError:
-            pass
