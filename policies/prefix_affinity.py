@@ -16,9 +16,10 @@ class PrefixAffinity:
     A match counts from `min_share` of the prompt on. The holder is overloaded when it has more than `max_extra`
     requests more than the least loaded instance and more than `max_ratio` times as many: both, as in sglang-router's
     cache_aware (its balance_abs_threshold and balance_rel_threshold), but judged for this request's holder alone, so
-    that one hot instance does not switch affinity off for the whole fleet. Without a match, prompts that begin alike
-    meet by rendezvous hashing (Thaler and Ravishankar, 1998) of their first blocks, so that the second of two simultaneous
-    siblings already finds the first; overloaded instances are left out there as well.
+    that one hot instance does not switch affinity off for the whole fleet.
+
+    Without a match, prompts that begin alike meet by rendezvous hashing (Thaler and Ravishankar, 1998) of their first
+    blocks, so that the second of two simultaneous siblings follows the first. Overloaded instances are left out.
     """
 
     min_share: float = 0.1

@@ -1,14 +1,16 @@
 """Durations, sizes, rates and addresses, as an operator writes them."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import BeforeValidator
 
-_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-zµ/]*)\s*", re.I)
+_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[-+]?[0-9]+)?)\s*([a-z]*)\s*", re.I)
+_ADDRESS = re.compile(r"(\[[0-9a-f:.]+\]|[^:\s\[\]]*):([0-9]{1,5})", re.I)
 
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {
     "": 1,
     "b": 1,
@@ -24,38 +26,52 @@ _BYTES = {
 _COUNTS = {"": 1, "k": 1000, "m": 1000**2}
 
 
-def _quantity(value: object, units: Mapping[str, float], what: str, example: str) -> float:
+def _quantity(value: object, units: Mapping[str, float], wanted: str) -> float:
+    """`wanted` completes "must be". Units are read in any case: M is never a milli, m never a mega."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if value < 0:
-            raise ValueError("must not be negative")
-        return float(value)
-    found = _NUMBER.fullmatch(value) if isinstance(value, str) else None
-    if found is None or found[2].lower() not in units:
-        raise ValueError(f"must be {what}, such as {example}")
-    return float(found[1]) * units[found[2].lower()]
+        number, unit = value, ""
+    else:
+        found = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+        if found is None or found[2].lower() not in units:
+            raise ValueError(f"must be {wanted}")
+        number, unit = float(found[1]), found[2].lower()
+    quantity = number * units[unit]
+    if quantity < 0:
+        raise ValueError("must not be negative")
+    if not math.isfinite(quantity):
+        raise ValueError(f"must be {wanted}")
+    return quantity
 
 
 def _seconds(value: object) -> float:
-    return _quantity(value, {"": 1.0, **_SECONDS}, "a duration", "250ms, 30s, 5m or 1h")
+    return _quantity(value, _SECONDS, "a duration, such as 250ms, 30s, 5m or 1h")
 
 
-def _bytes(value: object) -> int:
-    return round(_quantity(value, _BYTES, "a size", "64KiB, 512MiB or 10GB"))
+def size(value: object) -> int:
+    """Bytes of a size as written, such as 64KiB. Raises ValueError."""
+    return round(_quantity(value, _BYTES, "a size, such as 64KiB, 512MiB or 10GB"))
 
 
 def _bytes_per_second(value: object) -> float:
     text = value.removesuffix("/s") if isinstance(value, str) else value
-    return _quantity(text, _BYTES, "a bandwidth", "10GB/s or 800MiB/s")
+    return _quantity(text, _BYTES, "a bandwidth, such as 10GB/s or 800MiB/s")
 
 
-def _count(value: object) -> int:
-    return round(_quantity(value, _COUNTS, "a number", "500000, 500K or 1M"))
+def _number(value: object) -> float:
+    return _quantity(value, _COUNTS, "a number, such as 2000, 0.5 or 30K")
+
+
+def count(value: object) -> int:
+    """A whole number as written, such as 32K. Raises ValueError."""
+    wanted = "a whole number, such as 500000, 500K or 1M"
+    quantity = _quantity(value, _COUNTS, wanted)
+    if quantity != round(quantity):
+        raise ValueError(f"must be {wanted}")
+    return round(quantity)
 
 
 def _address(value: object) -> tuple[str, int]:
-    if isinstance(value, tuple):
-        return value
-    found = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^:\s]*):(\d{1,5})", value, re.I) if isinstance(value, str) else None
+    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
     if found is None or int(found[2]) > 65535:
         raise ValueError("must be HOST:PORT, such as 0.0.0.0:8000 or [::]:8000")
     return found[1].strip("[]") or "0.0.0.0", int(found[2])
@@ -63,8 +79,9 @@ def _address(value: object) -> tuple[str, int]:
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 """Seconds; written as a number of them or with a unit."""
-Bytes = Annotated[int, BeforeValidator(_bytes)]
+Bytes = Annotated[int, BeforeValidator(size)]
 BytesPerSecond = Annotated[float, BeforeValidator(_bytes_per_second)]
-Count = Annotated[int, BeforeValidator(_count)]
+Number = Annotated[float, BeforeValidator(_number)]
+Count = Annotated[int, BeforeValidator(count)]
 Address = Annotated[tuple[str, int], BeforeValidator(_address)]
 """(host, port); port 0 takes any free one."""

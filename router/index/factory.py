@@ -11,7 +11,8 @@ from kvroute.index.protocol import Index
 from kvroute.index.redis import RedisIndex
 from kvroute.index.resilient import ResilientIndex
 
-CONNECT_TIMEOUT_S = 1.0
+SOCKET_TIMEOUT_S = 1.0
+"""Bounds what is left behind when a look-up's own, shorter deadline has passed."""
 MAX_CONNECTIONS = 1024
 """Look-ups in flight at once; each has a connection while it waits."""
 
@@ -25,7 +26,8 @@ async def open_index(url: str | None, *, timeout_s: float, prefix: str, log: log
         return MemoryIndex()
     client = Redis.from_url(
         url,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_connect_timeout=SOCKET_TIMEOUT_S,
+        socket_timeout=SOCKET_TIMEOUT_S,
         max_connections=MAX_CONNECTIONS,
         # A failure must be seen at once: it decides about the circuit, and a retry would multiply the deadline.
         retry=Retry(NoBackoff(), 0),

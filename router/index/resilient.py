@@ -54,6 +54,8 @@ class ResilientIndex:
         self._lost = asyncio.Event()
         self._dirty: set[Location] = set()
         self._dropped = 0
+        # The client can turn a cancellation into an error of its own, so cancelling alone does not end the tasks.
+        self._closed = False
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -92,9 +94,9 @@ class ResilientIndex:
         if not self._reading:
             return own
         reloads = self._primary.reloads
+        asked = asyncio.ensure_future(self._primary.lookup(hashes, locations, since))
         try:
-            async with asyncio.timeout(self._timeout_s):
-                shared = await self._primary.lookup(hashes, locations, since)
+            shared = await _within(self._timeout_s, asked)
         except TimeoutError as error:
             self._misses += 1
             if self._misses >= MISSES_TO_OPEN:
@@ -125,6 +127,7 @@ class ResilientIndex:
             await asyncio.sleep(0.001)
 
     async def close(self) -> None:
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -159,7 +162,7 @@ class ResilientIndex:
         self._work.set()
 
     async def _write_forever(self) -> None:
-        while True:
+        while not self._closed:
             await self._work.wait()
             if not self._reading:
                 # Healing: what is queued meanwhile follows when that is done.
@@ -181,11 +184,11 @@ class ResilientIndex:
                 self._open(error)
 
     async def _mend_forever(self) -> None:
-        while True:
+        while not self._closed:
             await self._lost.wait()
             self._lost.clear()
             attempt = 0
-            while not self._reading:
+            while not self._reading and not self._closed:
                 await asyncio.sleep(PROBE_DELAYS_S[min(attempt, len(PROBE_DELAYS_S) - 1)])
                 attempt += 1
                 try:
@@ -224,3 +227,26 @@ class ResilientIndex:
     async def _execute(pipeline: Pipeline) -> None:
         async with asyncio.timeout(BACKGROUND_TIMEOUT_S):
             await pipeline.execute()
+
+
+async def _within(seconds: float, asked: "asyncio.Future[list[Residency]]") -> list[Residency]:
+    """The result of `asked`, or TimeoutError after `seconds`.
+
+    Unlike asyncio.timeout it does not wait for the cancelled work to wind up, which on a frozen server can take as long
+    as the server stays frozen.
+    """
+    try:
+        done, _ = await asyncio.wait((asked,), timeout=seconds)
+    except asyncio.CancelledError:
+        _abandon(asked)
+        raise
+    if not done:
+        _abandon(asked)
+        raise TimeoutError
+    return asked.result()
+
+
+def _abandon(asked: "asyncio.Future[list[Residency]]") -> None:
+    asked.cancel()
+    # Whatever it ends with is nobody's business any more; not looking at it would be reported as an error.
+    asked.add_done_callback(lambda future: future.cancelled() or future.exception())
