@@ -1,11 +1,15 @@
-"""The configuration: YAML in, validated and frozen settings out, or every fault with its file, line and field."""
+"""The configuration: YAML in, validated and frozen settings out, or every fault with its file, line and field.
 
-import dataclasses
-import difflib
+docs/configuration.md is the reference of what the fields mean.
+"""
+
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -15,94 +19,195 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
 )
+from redis.asyncio.connection import parse_url
 
-from kvroute.config_units import Address, Bytes, BytesPerSecond, Count, Seconds
-from kvroute.config_yaml import Document, Problem, field_name, load_document
+from kvroute.config_policy import make_policy
+from kvroute.config_problems import did_you_mean, reject_invalid
+from kvroute.config_units import Address, Bytes, BytesPerSecond, Count, Number, Seconds, count, size
+from kvroute.config_yaml import Document, Problem, load_document
+from kvroute.config_yaml import Path as FieldPath
 from kvroute.cost.model import CostParameters
 from kvroute.policies.registry import BUILT_IN
 
+_Sized = TypeVar("_Sized", bound=Sized)
+
+PolicyKinds = Mapping[str, type]
+"""Policy dataclasses by the name that `use:` takes."""
+
 
 class ConfigError(Exception):
-    """A configuration that can't be used; `problems` are all that is wrong with it."""
+    """A configuration that can't be used; `problems` are all that is wrong with it, and the text is theirs."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What names may refer to: pydantic's validation context. Without one, names are taken as they are."""
+
+    kinds: PolicyKinds
+    policies: frozenset[str]
+    models: frozenset[str]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _empty(cls, value: Any) -> Any:
+        """A section of which every line is commented out is one with nothing given."""
+        return {} if value is None else value
+
+
+def _known_policy(name: str, info: ValidationInfo) -> str:
+    if info.context is not None and name not in info.context.policies:
+        raise ValueError(f"unknown policy {name!r}{did_you_mean(name, info.context.policies)}")
+    return name
+
+
+def _known_kind(name: str, info: ValidationInfo) -> str:
+    if info.context is not None and name not in info.context.kinds:
+        raise ValueError(f"unknown policy kind {name!r}{did_you_mean(name, info.context.kinds)}")
+    return name
+
 
 def _http_url(value: str) -> str:
-    if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", value):
+    try:
+        parts = urlsplit(value)
+        usable = bool(re.fullmatch("[!-~]+", value) and parts.hostname and parts.port != 0)
+    except ValueError:
+        usable = False
+    if not usable or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
         raise ValueError("must be an http:// or https:// URL, such as http://10.0.0.1:8000")
+    if parts.username is not None:
+        raise ValueError("must not carry a user name or password")
     return value.rstrip("/")
 
 
+def _redis_url(value: str) -> str:
+    try:
+        parse_url(value)
+    except ValueError:
+        # Not redis-py's own words: they can quote a part of the password.
+        raise ValueError(
+            "must be a redis://, rediss:// or unix:// URL; special characters in a password are written as %XX"
+        ) from None
+    return value
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch("[!-.0-~]+", value):
+        raise ValueError("must consist of visible ASCII characters other than /")
+    return value
+
+
+def _kv_bytes(value: object) -> object:
+    if value == "auto":
+        return value
+    with suppress(ValueError):
+        if (found := size(value)) > 0:
+            return found
+    raise ValueError("must be auto, or a number of bytes, such as 131072 or 128KiB")
+
+
+def _not_empty(value: _Sized) -> _Sized:
+    # Not pydantic's own bound: it does not count items that are invalid, and complains about them twice.
+    if not value:
+        raise ValueError("must not be empty")
+    return value
+
+
+def _comparison(value: object) -> tuple[str, int]:
+    found = re.fullmatch(r"\s*(<=|>=|==|<|>)(.+)", value) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError('must be a comparison in quotes, such as ">= 32768"')
+    return found[1], count(found[2])
+
+
+Positive = Field(gt=0)
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+Name = Annotated[str, AfterValidator(_name)]
+PolicyName = Annotated[str, AfterValidator(_known_policy)]
 
 
 class ServerSettings(_Section):
     listen: Address = ("0.0.0.0", 8000)
     admin: Address | None = ("127.0.0.1", 8001)
-    max_body: Bytes = 64 * 1024**2
-    max_header: Bytes = 64 * 1024
-    header_timeout: Annotated[Seconds, Field(gt=0)] = 10.0
+    max_body: Annotated[Bytes, Positive] = 64 * 1024**2
+    max_header: Annotated[Bytes, Positive] = 64 * 1024
+    header_timeout: Annotated[Seconds, Positive] = 10.0
     decision_headers: Literal["on_request", "always", "never"] = "on_request"
     drain_timeout: Seconds = 30.0
 
+    @field_validator("admin")
+    @classmethod
+    def _differs(cls, admin: tuple[str, int] | None, info: ValidationInfo) -> tuple[str, int] | None:
+        if admin is not None and admin[1] != 0 and admin == info.data.get("listen"):
+            raise ValueError("must differ from server.listen")
+        return admin
+
 
 class IndexSettings(_Section):
-    url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")] | None = None
-    timeout: Annotated[Seconds, Field(gt=0)] = 0.05
-    ttl: Annotated[Seconds, Field(gt=0)] = 3600.0
+    url: Annotated[str, AfterValidator(_redis_url)] | None = None
+    timeout: Annotated[Seconds, Positive] = 0.05
+    ttl: Annotated[Seconds, Positive] = 3600.0
     prefix: str = "kvroute:"
 
 
 class TelemetrySettings(_Section):
-    request_log: str = "stderr"
+    request_log: Annotated[str, Field(min_length=1)] = "stderr"
 
 
 class RelaySettings(_Section):
-    connect_timeout: Annotated[Seconds, Field(gt=0)] = 2.0
-    first_byte_timeout: Annotated[Seconds, Field(gt=0)] = 600.0
-    idle_timeout: Annotated[Seconds, Field(gt=0)] = 300.0
-    retries: Annotated[int, Field(ge=0, le=10)] = 2
+    connect_timeout: Annotated[Seconds, Positive] = 2.0
+    first_byte_timeout: Annotated[Seconds, Positive] = 600.0
+    idle_timeout: Annotated[Seconds, Positive] = 300.0
+    retries: Annotated[Count, Field(le=10)] = 2
 
 
 class HealthSettings(_Section):
-    interval: Annotated[Seconds, Field(gt=0)] = 2.0
-    timeout: Annotated[Seconds, Field(gt=0)] = 2.0
-    unhealthy_after: Annotated[int, Field(ge=1)] = 2
+    interval: Annotated[Seconds, Positive] = 2.0
+    timeout: Annotated[Seconds, Positive] = 2.0
+    unhealthy_after: Annotated[Count, Positive] = 2
     metrics: bool = True
 
 
 class PoolSettings(_Section):
-    name: Annotated[str, Field(min_length=1)]
+    name: Name
     layout: Literal["lmcache-fs", "vllm-fs", "hicache-file"] = "lmcache-fs"
-    path: str | None = None
-    bandwidth: Annotated[BytesPerSecond, Field(gt=0)] = 5e9
+    path: Path | None = None
+    bandwidth: Annotated[BytesPerSecond, Positive] = 5e9
     latency: Seconds = 0.3
-    chunk_tokens: Annotated[int, Field(ge=1)] = 256
+    chunk_tokens: Annotated[Count, Positive] = 256
 
 
 class CostSettings(_Section):
-    """Priors; what is not given is taken from the model, then from the default."""
+    """Priors; what is not given is taken from the model, then from the defaults of CostParameters."""
 
     network: Seconds | None = None
     overhead: Seconds | None = None
-    prefill_tokens_per_s: Annotated[float, Field(gt=0)] | None = None
-    attention_s_per_token2: Annotated[float, Field(ge=0)] | None = None
+    prefill_tokens_per_s: Annotated[Number, Positive] | None = None
+    attention_s_per_token2: Number | None = None
 
 
 class InstanceSettings(_Section):
     url: HttpUrl
-    id: Annotated[str, Field(pattern=r"^[!-.0-~]+$")] = ""
-    kv_tokens: Annotated[Count, Field(gt=0)] | None = None
+    id: Name | None = None
+    kv_tokens: Annotated[Count, Positive] | None = None
     pool: bool = True
     cost: CostSettings = CostSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"url": value} if isinstance(value, str) else value
 
     @property
     def name(self) -> str:
@@ -110,25 +215,28 @@ class InstanceSettings(_Section):
         return self.id or self.url.partition("://")[2].replace("/", "|")
 
 
-def _instance(value: Any) -> Any:
-    return {"url": value} if isinstance(value, str) else value
-
-
 class ModelSettings(_Section):
     tokenizer: Path | None = None
     chat_template: Path | None = None
-    block_tokens: Annotated[int, Field(ge=16, le=1024)] = 64
-    kv_bytes_per_token: Literal["auto"] | Annotated[Bytes, Field(gt=0)] = "auto"
+    block_tokens: Annotated[Count, Field(ge=16, le=1024)] = 64
+    kv_bytes_per_token: Annotated[Literal["auto"] | int, BeforeValidator(_kv_bytes)] = "auto"
     pool: PoolSettings | None = None
-    instances: Annotated[tuple[Annotated[InstanceSettings, BeforeValidator(_instance)], ...], Field(min_length=1)]
-    policy: str = "min_prefill"
+    instances: Annotated[tuple[InstanceSettings, ...], AfterValidator(_not_empty)]
+    policy: PolicyName = "min_prefill"
     cost: CostSettings = CostSettings()
+
+    @field_validator("chat_template")
+    @classmethod
+    def _has_tokenizer(cls, template: Path | None, info: ValidationInfo) -> Path | None:
+        if template is not None and info.data.get("tokenizer", template) is None:
+            raise ValueError("needs a tokenizer as well")
+        return template
 
     def cost_parameters(self, instance: InstanceSettings, kv_bytes_per_token: float | None) -> CostParameters:
         """What is believed of `instance`; `kv_bytes_per_token` where the model's folder tells it, else None."""
         given: dict[str, Any] = {}
         for settings in (self.cost, instance.cost):
-            given |= {key: value for key, value in settings.model_dump().items() if value is not None}
+            given |= settings.model_dump(exclude_none=True)
         names = {"network": "network_s", "overhead": "overhead_s"}
         fields = {names.get(key, key): value for key, value in given.items()}
         if self.kv_bytes_per_token != "auto":
@@ -143,15 +251,18 @@ class ModelSettings(_Section):
 
 
 class PolicySettings(_Section):
-    use: str
-    with_: dict[str, Any] = Field(default_factory=dict, alias="with")
+    use: Annotated[str, AfterValidator(_known_kind)]
+    with_: Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)] = Field(
+        default_factory=dict, alias="with", validate_default=True
+    )
 
-
-def _comparison(value: object) -> tuple[str, int]:
-    found = re.fullmatch(r"\s*(<=|>=|==|<|>)\s*(\d+)\s*", value) if isinstance(value, str) else None
-    if found is None:
-        raise ValueError('must be a comparison, such as ">= 32768"')
-    return found[1], int(found[2])
+    @field_validator("with_")
+    @classmethod
+    def _accepted(cls, parameters: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        use = info.data.get("use")
+        if info.context is not None and use is not None:
+            make_policy(use, info.context.kinds[use], parameters)
+        return parameters
 
 
 class RouteCondition(_Section):
@@ -159,10 +270,18 @@ class RouteCondition(_Section):
     header: dict[str, str] = Field(default_factory=dict)
     prompt_tokens: Annotated[tuple[str, int], BeforeValidator(_comparison)] | None = None
 
+    @field_validator("model")
+    @classmethod
+    def _served(cls, model: str | None, info: ValidationInfo) -> str | None:
+        known = info.context
+        if known is not None and model is not None and not {model, "*"} & known.models:
+            raise ValueError(f"unknown model {model!r}{did_you_mean(model, known.models)}")
+        return model
+
 
 class RouteSettings(_Section):
     when: RouteCondition = RouteCondition()
-    policy: str
+    policy: PolicyName
 
 
 class Config(_Section):
@@ -171,12 +290,9 @@ class Config(_Section):
     telemetry: TelemetrySettings = TelemetrySettings()
     relay: RelaySettings = RelaySettings()
     health: HealthSettings = HealthSettings()
-    models: Annotated[dict[str, ModelSettings], Field(min_length=1)]
+    models: Annotated[dict[Annotated[str, Field(min_length=1)], ModelSettings], AfterValidator(_not_empty)]
     policies: dict[str, PolicySettings] = Field(default_factory=dict)
     routes: tuple[RouteSettings, ...] = ()
-
-
-PolicyKinds = Mapping[str, type]
 
 
 def load_config(path: Path, environ: Mapping[str, str], kinds: PolicyKinds = BUILT_IN) -> Config:
@@ -190,23 +306,11 @@ def load_config(path: Path, environ: Mapping[str, str], kinds: PolicyKinds = BUI
 
 
 def parse_config(text: str, file: str, environ: Mapping[str, str], kinds: PolicyKinds = BUILT_IN) -> Config:
-    """`kinds`: policy classes by the name that `use:` takes. Raises ConfigError with all problems at once."""
+    """`file`: how problems are to name the text. Raises ConfigError with all problems, by line."""
     document = load_document(text, file, environ)
-    if document.problems:
+    if document.problems and document.value is None:
         raise ConfigError(document.problems)
-    if not isinstance(document.value, dict):
-        raise ConfigError([Problem(file, 1, "", "must be a mapping with at least `models`")])
-    try:
-        config = Config.model_validate(document.value)
-    except ValidationError as error:
-        raise ConfigError(_problems(error, document, file)) from None
-    problems = [
-        Problem(file, document.line_of(path), field_name(path), reason)
-        for path, reason in _contradictions(config, kinds)
-    ]
-    if problems:
-        raise ConfigError(problems)
-    return config
+    return _validated(document, kinds)
 
 
 def config_for_instances(
@@ -217,136 +321,83 @@ def config_for_instances(
     tokenizer: str | None = None,
     policy: str | None = None,
     redis: str | None = None,
+    kinds: PolicyKinds = BUILT_IN,
 ) -> Config:
     """The configuration of `kvroute serve --instance URL...`: one fleet for whatever models its instances list.
 
-    Raises ConfigError that speaks of "command line".
+    Raises ConfigError, whose problems name the option as the field.
     """
-    model: dict[str, Any] = {"instances": list(urls)}
-    if tokenizer:
-        model["tokenizer"] = tokenizer
-    if policy:
-        model["policy"] = policy
-    server = {key: value for key, value in (("listen", listen), ("admin", admin)) if value}
-    values = {"server": server, "models": {"*": model}, "index": {"url": redis} if redis else {}}
-    file = "command line"
+    options = {
+        "--listen": (("server", "listen"), listen),
+        "--admin": (("server", "admin"), admin),
+        "--redis": (("index", "url"), redis),
+        "--tokenizer": (("models", "*", "tokenizer"), tokenizer),
+        "--policy": (("models", "*", "policy"), policy),
+        "--instance": (("models", "*", "instances"), list(urls)),
+    }
+    values: dict[str, Any] = {}
+    for path, value in options.values():
+        if value is not None:
+            section = values
+            for step in path[:-1]:
+                section = section.setdefault(step, {})
+            section[path[-1]] = value
     try:
-        config = Config.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(_problems(error, Document(values), file)) from None
-    problems = [Problem(file, 1, field_name(path), reason) for path, reason in _contradictions(config, BUILT_IN)]
-    if problems:
-        raise ConfigError(problems)
-    return config
+        return _validated(Document("command line", values), kinds)
+    except ConfigError as error:
+        names = {".".join(path): option for option, (path, _) in options.items()}
+        problems = [replace(each, field=names.get(each.field.partition("[")[0], "")) for each in error.problems]
+        raise ConfigError(problems) from None
 
 
 def build_policy(settings: PolicySettings, kinds: PolicyKinds) -> Any:
-    """The policy object that `settings` describe. Raises pydantic's ValidationError, KeyError for an unknown kind."""
-    kind = kinds[settings.use]
-    return TypeAdapter(kind, config=None).validate_python(settings.with_) if settings.with_ else kind()
+    """The policy object that `settings`, as they were validated with `kinds`, describe."""
+    return make_policy(settings.use, kinds[settings.use], settings.with_)
 
 
-def _contradictions(config: Config, kinds: PolicyKinds) -> list[tuple[tuple[str | int, ...], str]]:
-    """What no field alone can show: (path, reason)."""
-    found: list[tuple[tuple[str | int, ...], str]] = []
-    server = config.server
-    if server.admin is not None and server.admin == server.listen and server.listen[1] != 0:
-        found.append((("server", "admin"), "must differ from server.listen"))
-    for name, policy in config.policies.items():
-        if policy.use not in kinds:
-            found.append(
-                (("policies", name, "use"), f"unknown policy kind {policy.use!r}{_nearest(policy.use, kinds)}")
-            )
-            continue
-        known = [each.name for each in dataclasses.fields(kinds[policy.use]) if each.init]
-        unknown = [key for key in policy.with_ if key not in known]
-        found += [
-            (("policies", name, "with", key), f"{policy.use} has no parameter {key!r}{_nearest(key, known)}")
-            for key in unknown
-        ]
-        if not unknown:
+def _validated(document: Document, kinds: PolicyKinds) -> Config:
+    values = document.value
+    policies = {*kinds, *_mapping(_mapping(values).get("policies"))}
+    models = _mapping(_mapping(values).get("models"))
+    config = None
+    try:
+        config = Config.model_validate(values, context=_Known(kinds, frozenset(policies), frozenset(models)))
+    except ValidationError as error:
+        reject_invalid(document, error, Config)
+    for path, reason in _repeated_instances(models):
+        document.reject(path, reason)
+    if config is None or document.problems:
+        raise ConfigError(sorted(document.problems, key=lambda each: each.line))
+    return config
+
+
+def _repeated_instances(models: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
+    """Instances are known by their ids, over all models: an id means one URL, a URL has one id, and no model lists it
+    twice. Takes unvalidated values, so that this is said along with whatever else is wrong."""
+    by_id: dict[str, InstanceSettings] = {}
+    by_url: dict[str, InstanceSettings] = {}
+    for model, settings in models.items():
+        listed: set[str] = set()
+        instances = _mapping(settings).get("instances")
+        for position, value in enumerate(instances if isinstance(instances, list) else ()):
             try:
-                build_policy(policy, kinds)
-            except ValidationError as error:
-                found += [(("policies", name, "with", *each["loc"]), _reason(each["msg"])) for each in error.errors()]
-    names = {*kinds, *config.policies}
-    urls: dict[str, tuple[str, str]] = {}
-    for name, model in config.models.items():
-        path = ("models", name)
-        if model.policy not in names:
-            found.append(((*path, "policy"), f"unknown policy {model.policy!r}{_nearest(model.policy, names)}"))
-        if model.chat_template is not None and model.tokenizer is None:
-            found.append(((*path, "chat_template"), "needs a tokenizer as well"))
-        for position, instance in enumerate(model.instances):
-            here = (*path, "instances", position)
-            first = urls.setdefault(instance.name, (name, instance.url))
-            if first[0] == name and instance.name in [each.name for each in model.instances[:position]]:
-                found.append((here, f"the id {instance.name!r} is given twice"))
-            elif first[1] != instance.url:
-                found.append((here, f"the id {instance.name!r} stands for {first[1]} under model {first[0]!r}"))
-    for position, route in enumerate(config.routes):
-        if route.policy not in names:
-            path = ("routes", position, "policy")  # type: ignore[assignment]
-            found.append((path, f"unknown policy {route.policy!r}{_nearest(route.policy, names)}"))
-    return found
+                instance = _INSTANCE.validate_python(value)
+            except ValidationError:
+                continue
+            path = ("models", model, "instances", position)
+            same_id = by_id.setdefault(instance.name, instance)
+            same_url = by_url.setdefault(instance.url, instance)
+            if same_id.url != instance.url:
+                yield path, f"the id {instance.name!r} stands for {same_id.url} already"
+            elif same_url.name != instance.name:
+                yield path, f"{instance.url} has the id {same_url.name!r} already"
+            elif instance.name in listed:
+                yield path, f"the instance {instance.name!r} is listed twice"
+            listed.add(instance.name)
 
 
-def _problems(error: ValidationError, document: Document, file: str) -> list[Problem]:
-    problems = []
-    for each in error.errors():
-        # Steps that are pydantic's own, such as the branch of a union, are not in the document.
-        path: tuple[str | int, ...] = ()
-        value = document.value
-        for step in each["loc"]:
-            try:
-                value = value[step]
-            except (LookupError, TypeError):
-                if each["type"] != "missing" or step != each["loc"][-1]:
-                    continue
-            path = (*path, step)
-        reason = _reason(each["msg"])
-        if each["type"] == "extra_forbidden":
-            reason = f"unknown field{_nearest(str(each['loc'][-1]), _fields_at(each['loc'][:-1]))}"
-        elif each["type"] == "missing":
-            reason = "is missing"
-        problem = Problem(file, document.line_of(path), field_name(path), reason)
-        if problem not in problems:
-            problems.append(problem)
-    return problems
+_INSTANCE = TypeAdapter(InstanceSettings)
 
 
-def _reason(message: str) -> str:
-    message = message.removeprefix("Value error, ")
-    return message[:1].lower() + message[1:]
-
-
-def _fields_at(location: tuple[str | int, ...]) -> list[str]:
-    """The names of the section at a pydantic location."""
-    by_name: dict[str, type[BaseModel]] = {
-        "server": ServerSettings,
-        "index": IndexSettings,
-        "telemetry": TelemetrySettings,
-        "relay": RelaySettings,
-        "health": HealthSettings,
-        "pool": PoolSettings,
-        "cost": CostSettings,
-        "when": RouteCondition,
-    }
-    section: Any = Config
-    words = [step for step in location if isinstance(step, str)]
-    if words:
-        if words[-1] in by_name and (len(words) == 1 or words[0] not in ("models", "policies") or len(words) > 2):
-            section = by_name[words[-1]]
-        elif "instances" in words[2:]:
-            section = InstanceSettings
-        else:
-            section = {"models": ModelSettings, "policies": PolicySettings, "routes": RouteSettings}.get(
-                words[0], Config
-            )
-    fields: Mapping[str, Any] = section.model_fields
-    return [each.alias or name for name, each in fields.items()]
-
-
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

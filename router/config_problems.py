@@ -14,8 +14,13 @@ _REASONS: Mapping[str, str] = {
     "bool_parsing": "must be true or false",
     "bool_type": "must be true or false",
     "dict_type": "must be a mapping",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
     "greater_than": "must be greater than {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
     "less_than_equal": "must be at most {le:g}",
     "literal_error": "must be {expected}",
     "missing": "is missing",
@@ -23,7 +28,6 @@ _REASONS: Mapping[str, str] = {
     "path_type": "must be a path",
     "string_too_short": "must not be empty",
     "string_type": "must be text; put a number, true or false in quotes to make it text",
-    "too_short": "must not be empty",
     "tuple_type": "must be a list",
 }
 """By pydantic's error type, for those that the settings can raise; other types keep pydantic's own words."""

@@ -50,12 +50,12 @@ class Document:
             Problem(self.file, self._line_of(path) if line is None else line, field_name(path), reason)
         )
 
-    def reject(self, path: Path, reason: str, line: int | None = None) -> None:
+    def reject(self, path: Path, reason: str) -> None:
         """Note that the value at `path` can't be used, unless it or a value around it has been rejected already: the
         first reason explains those that follow from it."""
         if not any(path[:length] in self._faulty for length in range(len(path) + 1)):
             self._faulty.add(path)
-            self.report(path, reason, line)
+            self.report(path, reason)
 
     def _line_of(self, path: Path) -> int:
         """The line of the value at `path`, or of the nearest one around it."""
@@ -105,15 +105,15 @@ class _Builder:
         self._open: set[int] = set()
 
     def build(self, node: yaml.Node, path: Path) -> Any:
-        line = node.start_mark.line + 1
-        self._document.lines.setdefault(path, line)
+        # Already there for a value with a key: an operator looks for the key, also where the value begins below it.
+        self._document.lines.setdefault(path, node.start_mark.line + 1)
         if not node.tag.startswith("tag:yaml.org,2002:") or node.tag[18:] not in ("str", "seq", "map"):
-            self._document.reject(path, f"the tag {node.tag} is not supported", line)
+            self._document.reject(path, f"the tag {node.tag} is not supported")
             return None
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, path, line)
+            return self._scalar(node, path)
         if id(node) in self._open:
-            self._document.reject(path, "refers to itself", line)
+            self._document.reject(path, "refers to itself")
             return None
         self._open.add(id(node))
         try:
@@ -130,23 +130,22 @@ class _Builder:
             if not isinstance(key_node, yaml.ScalarNode):
                 self._document.report(path, "a key must be text", line)
                 continue
-            key = self._replaced(key_node.value, path, line)
+            key = self._replaced(key_node.value, path)
             here = (*path, key)
             if key in values:
                 self._document.report(here, f"given twice; first on line {self._document.lines[here]}", line)
                 continue
-            # An operator looks for the key, also where the value begins below it.
             self._document.lines[here] = line
             values[key] = self.build(value_node, here)
         return values
 
-    def _scalar(self, node: yaml.ScalarNode, path: Path, line: int) -> Any:
-        text = self._replaced(node.value, path, line)
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+        text = self._replaced(node.value, path)
         if node.style is None and (text == node.value or _REFERENCE.fullmatch(node.value)):
             return _plain(text)
         return text
 
-    def _replaced(self, text: str, path: Path, line: int) -> str:
+    def _replaced(self, text: str, path: Path) -> str:
         missing: list[str] = []
 
         def replace(found: re.Match[str]) -> str:
@@ -154,7 +153,7 @@ class _Builder:
             if found["escaped"]:
                 return "${"
             if name is None:
-                self._document.reject(path, "${ must begin ${NAME} or ${NAME:-default}; $${ stands for itself", line)
+                self._document.reject(path, "${ must begin ${NAME} or ${NAME:-default}; $${ stands for itself")
                 return found[0]
             if default is None and name not in self._environ:
                 missing.append(name)
@@ -162,8 +161,8 @@ class _Builder:
 
         text = _REFERENCE.sub(replace, text)
         if missing:
-            names = " and ".join(dict.fromkeys(missing))
-            self._document.reject(path, f"environment variable {names} is not set and has no default", line)
+            names = ", ".join(dict.fromkeys(missing))
+            self._document.reject(path, f"not set in the environment and without a default: {names}")
         return text
 
 

@@ -145,6 +145,9 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._receiving = False
         super().on_message_complete()
+        # uvicorn leaves reading paused behind a large body until the handler asks for more; a client that leaves
+        # would not be noticed. Pipelined requests pause it again.
+        self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._task = task = self.loop.create_task(cycle.run_asgi(app))
