@@ -27,6 +27,7 @@ struct stream {
     char tail[16]; /* the last bytes seen: a pattern may lie across two reads */
     size_t tail_size;
     long events;
+    int done; /* [DONE] has come, perhaps in an earlier read than the end of the body */
 };
 
 static struct sockaddr_in address;
@@ -76,6 +77,7 @@ static void connect_stream(struct stream *s) {
 static void begin(struct stream *s) {
     s->sent = s->tail_size = 0;
     s->events = 0;
+    s->done = 0;
     s->started = now_us();
 }
 
@@ -116,8 +118,10 @@ static void scan(struct stream *s, const char *data, size_t size, uint64_t now) 
         events++;
         at = found + 7;
     }
+    if (memmem(joined, total, "[DONE]", 6))
+        s->done = 1;
     if (memmem(joined, total, "\r\n0\r\n\r\n", 7)) {
-        if (memmem(joined, total, "[DONE]", 6) && s->events)
+        if (s->done && s->events)
             completed++;
         else
             failed++;

@@ -3,13 +3,10 @@
 docs/configuration.md is the reference of what the fields mean.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -23,11 +20,22 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from redis.asyncio.connection import parse_url
 
 from kvroute.config_policy import make_policy
 from kvroute.config_problems import did_you_mean, reject_invalid
-from kvroute.config_units import Address, Bytes, BytesPerSecond, Count, Number, Seconds, count, size
+from kvroute.config_units import (
+    Address,
+    Bytes,
+    BytesOrAuto,
+    BytesPerSecond,
+    Comparison,
+    Count,
+    HttpUrl,
+    Name,
+    Number,
+    RedisUrl,
+    Seconds,
+)
 from kvroute.config_yaml import Document, Problem, load_document
 from kvroute.config_yaml import Path as FieldPath
 from kvroute.cost.model import CostParameters
@@ -61,8 +69,7 @@ class _Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _empty(cls, value: Any) -> Any:
-        """A section of which every line is commented out is one with nothing given."""
+    def _null_is_empty(cls, value: Any) -> Any:
         return {} if value is None else value
 
 
@@ -78,45 +85,6 @@ def _known_kind(name: str, info: ValidationInfo) -> str:
     return name
 
 
-def _http_url(value: str) -> str:
-    try:
-        parts = urlsplit(value)
-        usable = bool(re.fullmatch("[!-~]+", value) and parts.hostname and parts.port != 0)
-    except ValueError:
-        usable = False
-    if not usable or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
-        raise ValueError("must be an http:// or https:// URL, such as http://10.0.0.1:8000")
-    if parts.username is not None:
-        raise ValueError("must not carry a user name or password")
-    return value.rstrip("/")
-
-
-def _redis_url(value: str) -> str:
-    try:
-        parse_url(value)
-    except ValueError:
-        # Not redis-py's own words: they can quote a part of the password.
-        raise ValueError(
-            "must be a redis://, rediss:// or unix:// URL; special characters in a password are written as %XX"
-        ) from None
-    return value
-
-
-def _name(value: str) -> str:
-    if not re.fullmatch("[!-.0-~]+", value):
-        raise ValueError("must consist of visible ASCII characters other than /")
-    return value
-
-
-def _kv_bytes(value: object) -> object:
-    if value == "auto":
-        return value
-    with suppress(ValueError):
-        if (found := size(value)) > 0:
-            return found
-    raise ValueError("must be auto, or a number of bytes, such as 131072 or 128KiB")
-
-
 def _not_empty(value: _Sized) -> _Sized:
     # Not pydantic's own bound: it does not count items that are invalid, and complains about them twice.
     if not value:
@@ -124,16 +92,10 @@ def _not_empty(value: _Sized) -> _Sized:
     return value
 
 
-def _comparison(value: object) -> tuple[str, int]:
-    found = re.fullmatch(r"\s*(<=|>=|==|<|>)(.+)", value) if isinstance(value, str) else None
-    if found is None:
-        raise ValueError('must be a comparison in quotes, such as ">= 32768"')
-    return found[1], count(found[2])
-
-
+# A mapping or list of which every line is commented out is an empty one.
+NullIsEmptyMapping = BeforeValidator(lambda value: {} if value is None else value)
+NullIsEmptyList = BeforeValidator(lambda value: [] if value is None else value)
 Positive = Field(gt=0)
-HttpUrl = Annotated[str, AfterValidator(_http_url)]
-Name = Annotated[str, AfterValidator(_name)]
 PolicyName = Annotated[str, AfterValidator(_known_policy)]
 
 
@@ -155,7 +117,7 @@ class ServerSettings(_Section):
 
 
 class IndexSettings(_Section):
-    url: Annotated[str, AfterValidator(_redis_url)] | None = None
+    url: RedisUrl | None = None
     timeout: Annotated[Seconds, Positive] = 0.05
     ttl: Annotated[Seconds, Positive] = 3600.0
     prefix: str = "kvroute:"
@@ -219,7 +181,7 @@ class ModelSettings(_Section):
     tokenizer: Path | None = None
     chat_template: Path | None = None
     block_tokens: Annotated[Count, Field(ge=16, le=1024)] = 64
-    kv_bytes_per_token: Annotated[Literal["auto"] | int, BeforeValidator(_kv_bytes)] = "auto"
+    kv_bytes_per_token: BytesOrAuto = "auto"
     pool: PoolSettings | None = None
     instances: Annotated[tuple[InstanceSettings, ...], AfterValidator(_not_empty)]
     policy: PolicyName = "min_prefill"
@@ -252,9 +214,13 @@ class ModelSettings(_Section):
 
 class PolicySettings(_Section):
     use: Annotated[str, AfterValidator(_known_kind)]
-    with_: Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)] = Field(
-        default_factory=dict, alias="with", validate_default=True
-    )
+    with_: Annotated[dict[str, Any], NullIsEmptyMapping] = Field(default_factory=dict, alias="with")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, value: Any) -> Any:
+        """Without parameters, too, the policy is asked whether it accepts them: it may need some."""
+        return {"with": {}, **value} if isinstance(value, dict) else value
 
     @field_validator("with_")
     @classmethod
@@ -267,8 +233,8 @@ class PolicySettings(_Section):
 
 class RouteCondition(_Section):
     model: str | None = None
-    header: dict[str, str] = Field(default_factory=dict)
-    prompt_tokens: Annotated[tuple[str, int], BeforeValidator(_comparison)] | None = None
+    header: Annotated[dict[str, str], NullIsEmptyMapping] = Field(default_factory=dict)
+    prompt_tokens: Comparison | None = None
 
     @field_validator("model")
     @classmethod
@@ -291,8 +257,8 @@ class Config(_Section):
     relay: RelaySettings = RelaySettings()
     health: HealthSettings = HealthSettings()
     models: Annotated[dict[Annotated[str, Field(min_length=1)], ModelSettings], AfterValidator(_not_empty)]
-    policies: dict[str, PolicySettings] = Field(default_factory=dict)
-    routes: tuple[RouteSettings, ...] = ()
+    policies: Annotated[dict[str, PolicySettings], NullIsEmptyMapping] = Field(default_factory=dict)
+    routes: Annotated[tuple[RouteSettings, ...], NullIsEmptyList] = ()
 
 
 def load_config(path: Path, environ: Mapping[str, str], kinds: PolicyKinds = BUILT_IN) -> Config:

@@ -30,7 +30,7 @@ def make_policy(use: str, kind: type, given: Mapping[str, Any]) -> Any:
             errors += [_error(name, reason_of(each), *each["loc"]) for each in error.errors()]
     for name, field in fields.items():
         if name not in given and field.default is field.default_factory is dataclasses.MISSING:
-            errors.append(_error(name, f"is missing: {use} has no default for it"))
+            errors.append(InitErrorDetails(type="missing", loc=(name,), input=given))
     if errors:
         raise ValidationError.from_exception_data(use, errors)
     return kind(**values)

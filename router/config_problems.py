@@ -54,23 +54,19 @@ def reject_invalid(document: Document, error: ValidationError, root: type[BaseMo
         if each["type"] == "extra_forbidden":
             name = str(location[-1])
             document.reject(location, f"unknown field{did_you_mean(name, list(_fields_at(root, location[:-1])))}")
+        elif each["type"] == "missing":
+            document.reject(location, reason_of(each))
         else:
-            document.reject(_document_path(document.value, each), reason_of(each))
+            document.reject(_present(document.value, location), reason_of(each))
 
 
-def _document_path(value: Any, error: ErrorDetails) -> Path:
-    """Where the document has what the error is about.
-
-    Its location may have steps that are pydantic's own, such as a key's mark or the field of a section that was written
-    in short form: these are not in the document. A missing field is not there either, but is to be named.
-    """
-    location = error["loc"]
+def _present(value: Any, location: Path) -> Path:
+    """The steps of `location` that the document has. Others are pydantic's own, such as a mark for "the key, not the
+    value", or the field of a section that was written in short form."""
     path: Path = ()
     for step in location:
         if isinstance(value, dict | list) and (step in value if isinstance(value, dict) else isinstance(step, int)):
             value = value[step]  # type: ignore[index]
-            path = (*path, step)
-        elif error["type"] == "missing" and step is location[-1]:
             path = (*path, step)
     return path
 

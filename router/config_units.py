@@ -1,11 +1,14 @@
-"""Durations, sizes, rates and addresses, as an operator writes them."""
+"""Durations, sizes, rates, addresses and the like: as an operator writes them, and as settings hold them."""
 
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
+from redis.asyncio.connection import parse_url
 
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[-+]?[0-9]+)?)\s*([a-z]*)\s*", re.I)
 _ADDRESS = re.compile(r"(\[[0-9a-f:.]+\]|[^:\s\[\]]*):([0-9]{1,5})", re.I)
@@ -47,8 +50,7 @@ def _seconds(value: object) -> float:
     return _quantity(value, _SECONDS, "a duration, such as 250ms, 30s, 5m or 1h")
 
 
-def size(value: object) -> int:
-    """Bytes of a size as written, such as 64KiB. Raises ValueError."""
+def _bytes(value: object) -> int:
     return round(_quantity(value, _BYTES, "a size, such as 64KiB, 512MiB or 10GB"))
 
 
@@ -61,8 +63,7 @@ def _number(value: object) -> float:
     return _quantity(value, _COUNTS, "a number, such as 2000, 0.5 or 30K")
 
 
-def count(value: object) -> int:
-    """A whole number as written, such as 32K. Raises ValueError."""
+def _count(value: object) -> int:
     wanted = "a whole number, such as 500000, 500K or 1M"
     quantity = _quantity(value, _COUNTS, wanted)
     if quantity != round(quantity):
@@ -77,11 +78,66 @@ def _address(value: object) -> tuple[str, int]:
     return found[1].strip("[]") or "0.0.0.0", int(found[2])
 
 
+def _http_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        # Visible ASCII without ? and #.
+        usable = bool(re.fullmatch('[!"$->@-~]+', value) and parts.hostname and parts.port != 0)
+    except ValueError:
+        usable = False
+    if not usable or parts.scheme not in ("http", "https"):
+        raise ValueError("must be an http:// or https:// URL, such as http://10.0.0.1:8000")
+    if parts.username is not None:
+        raise ValueError("must not carry a user name or password")
+    return value.rstrip("/")
+
+
+def _redis_url(value: str) -> str:
+    try:
+        parse_url(value)
+    except ValueError:
+        # Not redis-py's own words: they can quote a part of the password.
+        raise ValueError(
+            "must be a redis://, rediss:// or unix:// URL; special characters in a password are written as %XX"
+        ) from None
+    return value
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch("[!-.0-~]+", value):
+        raise ValueError("must consist of visible ASCII characters other than /")
+    return value
+
+
+def _bytes_or_auto(value: object) -> object:
+    if value == "auto":
+        return value
+    with suppress(ValueError):
+        if (found := _bytes(value)) > 0:
+            return found
+    raise ValueError("must be auto, or a number of bytes, such as 131072 or 128KiB")
+
+
+def _comparison(value: object) -> tuple[str, int]:
+    found = re.fullmatch(r"\s*(<=|>=|==|<|>)(.+)", value) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError('must be a comparison in quotes, such as ">= 32768"')
+    return found[1], _count(found[2])
+
+
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 """Seconds; written as a number of them or with a unit."""
-Bytes = Annotated[int, BeforeValidator(size)]
+Bytes = Annotated[int, BeforeValidator(_bytes)]
+BytesOrAuto = Annotated[Literal["auto"] | int, BeforeValidator(_bytes_or_auto)]
+"""Positive."""
 BytesPerSecond = Annotated[float, BeforeValidator(_bytes_per_second)]
 Number = Annotated[float, BeforeValidator(_number)]
-Count = Annotated[int, BeforeValidator(count)]
+Count = Annotated[int, BeforeValidator(_count)]
 Address = Annotated[tuple[str, int], BeforeValidator(_address)]
 """(host, port); port 0 takes any free one."""
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+"""Without a trailing slash."""
+RedisUrl = Annotated[str, AfterValidator(_redis_url)]
+Name = Annotated[str, AfterValidator(_name)]
+Comparison = Annotated[tuple[str, int], BeforeValidator(_comparison)]
+"""(operator, right-hand side)."""

@@ -2,6 +2,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+
 from kvroute.simulator.__main__ import MODEL_FOLDER
 from kvroute.simulator.process import SimProcess
 from tests.support.gateway import GatewayProcess

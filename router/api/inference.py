@@ -6,11 +6,11 @@ client's: an event in a stream, a cut connection where a length was promised.
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import StrEnum
+from random import getrandbits
 
 from kvroute.api.body import (
     ClientGone,
@@ -141,7 +141,7 @@ class _Handling:
             elif name == b"x-kvroute-debug":
                 self.debug = gateway.settings.decision_headers is not DecisionHeaders.NEVER
         if not request_id or len(request_id) > 128 or not request_id.isprintable():
-            request_id = os.urandom(16).hex()
+            request_id = f"{getrandbits(128):032x}"
         self.record = RequestRecord(
             time=gateway.wall_clock(), request_id=request_id, method=scope["method"], path=scope["path"]
         )

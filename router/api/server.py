@@ -41,6 +41,8 @@ class Server(uvicorn.Server):
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                # Nothing is done for a client's address, and a forwarded one must not be believed unasked.
+                proxy_headers=False,
                 # The engine's own Date and Server headers are passed on; a second one of either would be a fault.
                 date_header=False,
                 server_header=False,

@@ -120,6 +120,8 @@ class Connection(asyncio.Protocol):
     def _reset(self, head_only: bool) -> None:
         self._head_only = head_only
         self._head_bytes = 0
+        # Of a head whose end has not come, the parser tells nothing that could be counted.
+        self._unfinished_head_bytes = 0
         self._began = False
         self._head_done = False
         self._complete = False
@@ -150,7 +152,7 @@ class Connection(asyncio.Protocol):
         self._first_byte_deadline = self._loop.time() + self._timeouts.first_byte_s
         self._arm(self._first_byte_deadline)
         await self._wait(answer)
-        if answer._error is not None and not self._head_done:
+        if answer._error is not None and not answer._chunks:
             raise answer._error
         answer._head_given = True
         return answer
@@ -219,7 +221,7 @@ class Connection(asyncio.Protocol):
             return
         self._began = True
         if not self._head_done:
-            self._head_bytes += len(data)
+            self._unfinished_head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -227,7 +229,9 @@ class Connection(asyncio.Protocol):
                 self._fail(AnswerBroken(f"the answer is not HTTP/1.1: {error}"))
                 return
             self._excess = True
-        if not self._head_done and self._head_bytes > MAX_HEAD_BYTES:
+        if self._head_bytes > MAX_HEAD_BYTES or (
+            self._unfinished_head_bytes > MAX_HEAD_BYTES and not self._head_done
+        ):
             self._fail(AnswerBroken(f"the head of the answer exceeds {MAX_HEAD_BYTES} bytes"))
             return
         if self._complete:
@@ -265,6 +269,7 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
+        self._head_bytes += len(name) + len(value)
         if name in (b"content-length", b"transfer-encoding"):
             self._framed = True
         self._headers.append((name, value))

@@ -53,12 +53,12 @@ class SseScanner:
     def _look(self, events: bytes) -> None:
         if not self.first_token:
             self.first_token = any(map(_has_token, _data_lines(events)))
-        # Quotes within JSON strings are escaped, so generated text can't look like either of the next two.
+        # Within JSON strings quotes and line ends are escaped, so generated text can't look like any of these.
         if b'"usage"' in events:
             self.usage = find_usage(events) or self.usage
         if b'data: {"error"' in events or b'data:{"error"' in events:
             self.error = True
-        if events.endswith(b"[DONE]\n\n") or b"\ndata: [DONE]" in events:
+        if b"[DONE]" in events and (events.startswith(b"data: [DONE]") or b"\ndata: [DONE]" in events):
             self.done = True
 
 

@@ -26,11 +26,15 @@ def find_usage(data: bytes) -> Usage | None:
     OpenAI's names (prompt_tokens, prompt_tokens_details.cached_tokens), those of its Responses API, and Anthropic's
     (input_tokens, cache_read_input_tokens).
     """
-    ends = [found.end() for found in _USAGE_KEY.finditer(data)]
-    if not ends:
+    start = data.rfind(b'"usage"')
+    found = None
+    while start >= 0 and found is None:
+        found = _USAGE_KEY.match(data, start)
+        start = data.rfind(b'"usage"', 0, start)
+    if found is None:
         return None
     try:
-        value, _ = _DECODER.raw_decode(data[ends[-1] :].decode("utf-8", "replace"))
+        value, _ = _DECODER.raw_decode(data[found.end() :].decode("utf-8", "replace"))
     except json.JSONDecodeError:
         return None
     prompt = _count(value, "prompt_tokens")
@@ -61,7 +65,8 @@ class JsonTail:
         self._tail = b""
 
     def feed(self, data: bytes) -> None:
-        self._tail = (self._tail + data)[-TAIL_BYTES:] if self._tail else data[-TAIL_BYTES:]
+        tail = self._tail + data if self._tail else data
+        self._tail = tail if len(tail) <= TAIL_BYTES else tail[-TAIL_BYTES:]
 
     def usage(self) -> Usage | None:
         return find_usage(self._tail)

@@ -1,7 +1,7 @@
 """Prometheus metrics. Label values come from the configuration, never from clients, so their number is bounded."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -31,6 +31,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._state = _StateCollector()
         self._registry.register(self._state)
+        self._children: dict[tuple[object, ...], Any] = {}
         self._requests = Counter(
             "kvroute_requests",
             "Requests finished, by what the client was told.",
@@ -81,26 +82,26 @@ class Metrics:
         )
 
     def finished(self, model: str, status: int, outcome: str) -> None:
-        self._requests.labels(model, str(status), outcome).inc()
+        _child(self._requests, self._children, model, status, outcome).inc()
 
     def attempt_failed(self, instance: str, error: str) -> None:
-        self._failed_attempts.labels(instance, error).inc()
+        _child(self._failed_attempts, self._children, instance, error).inc()
 
     def decided(self, model: str, policy: str, reason: str, seconds: float) -> None:
-        self._decisions.labels(model, policy, reason).inc()
-        self._decide.labels(model).observe(seconds)
+        _child(self._decisions, self._children, model, policy, reason).inc()
+        _child(self._decide, self._children, model).observe(seconds)
 
     def first_token(self, model: str, instance: str, seconds: float, predicted: float | None) -> None:
         """`predicted` is None where the observation is no first token (an answer that is not streamed)."""
-        self._ttft.labels(model, instance).observe(seconds)
+        _child(self._ttft, self._children, model, instance).observe(seconds)
         if predicted is not None:
-            self._prediction_error.labels(model).observe(abs(predicted - seconds))
+            _child(self._prediction_error, self._children, model).observe(abs(predicted - seconds))
 
     def tokens(self, model: str, prompt: int, predicted_cached: int, cached: int | None) -> None:
-        self._prompt_tokens.labels(model).inc(prompt)
-        self._cached_tokens.labels(model, "predicted").inc(predicted_cached)
+        _child(self._prompt_tokens, self._children, model).inc(prompt)
+        _child(self._cached_tokens, self._children, model, "predicted").inc(predicted_cached)
         if cached is not None:
-            self._cached_tokens.labels(model, "reported").inc(cached)
+            _child(self._cached_tokens, self._children, model, "reported").inc(cached)
 
     def render(
         self, instances: Sequence[InstanceState], index_entries: Mapping[str, int], index_healthy: bool
@@ -111,6 +112,16 @@ class Metrics:
         self._state.index_entries = index_entries
         self._state.index_healthy = index_healthy
         return generate_latest(self._registry)
+
+
+def _child(metric: Any, children: dict[tuple[object, ...], Any], *labels: object) -> Any:
+    """The metric's series with these label values. The library's own look-up takes a lock and makes strings each time;
+    the number of series is bounded, so they are kept."""
+    key = (metric, *labels)
+    child = children.get(key)
+    if child is None:
+        child = children[key] = metric.labels(*map(str, labels))
+    return child
 
 
 class _StateCollector(Collector):

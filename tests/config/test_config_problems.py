@@ -130,7 +130,10 @@ def test_a_wrong_setting_of_a_model_is_named_with_a_plain_reason(setting: str, p
 
 
 @pytest.mark.parametrize(
-    "url", "a:1 ftp://a http:// http://a:port http://a:99999 http://a:0 http://a\tb http://a?x=1 http://[::1".split(" ")
+    "url",
+    "a:1 ftp://a http:// http://a:port http://a:99999 http://a:0 http://a\tb http://a?x=1 http://a# http://[::1".split(
+        " "
+    ),
 )
 def test_an_instance_needs_an_http_url(url: str) -> None:
     [problem] = problems(f"models: {{m: {{instances: ['{url}']}}}}")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import openai
 import pytest
+
 from kvroute.simulator.process import SimProcess
 from kvroute.simulator.workload import text
 from tests.support.gateway import GatewayProcess
@@ -92,7 +93,9 @@ async def test_a_wrong_model_is_404_from_the_gateway(client: openai.AsyncOpenAI)
     assert refused.value.type == "invalid_request_error"
 
 
-async def test_the_engines_own_error_passes_untouched(client: openai.AsyncOpenAI, two_engines: list[SimProcess]) -> None:
+async def test_the_engines_own_error_passes_untouched(
+    client: openai.AsyncOpenAI, two_engines: list[SimProcess]
+) -> None:
     bad = {"model": "sim", "messages": "x"}
     async with httpx.AsyncClient(trust_env=False) as direct:
         expected = await direct.post(two_engines[0].url + "/v1/chat/completions", json=bad)
@@ -157,7 +160,9 @@ async def test_each_request_leaves_one_line_that_explains_it(
     assert "secret" not in gateway.log_path.read_text()
 
 
-async def test_metrics_and_state_are_on_the_admin_port_only(gateway: GatewayProcess, client: openai.AsyncOpenAI) -> None:
+async def test_metrics_and_state_are_on_the_admin_port_only(
+    gateway: GatewayProcess, client: openai.AsyncOpenAI
+) -> None:
     await client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "x"}])
     async with httpx.AsyncClient(trust_env=False) as http:
         metrics = (await http.get(gateway.admin + "/metrics")).text
@@ -194,7 +199,9 @@ async def test_body_query_and_headers_reach_the_engine_unchanged(tmp_path: objec
             if head.startswith(b"POST"):
                 length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
                 seen.append(head + await reader.readexactly(length))
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\nx-engine: a\r\nx-engine: b\r\n\r\n{}")
+            writer.write(
+                b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\nx-engine: a\r\nx-engine: b\r\n\r\n{}"
+            )
             await writer.drain()
         finally:
             writer.close()
@@ -206,7 +213,12 @@ async def test_body_query_and_headers_reach_the_engine_unchanged(tmp_path: objec
         answer = await http.post(
             gateway.url + "/v1/chat/completions?beta=true&x=%20y",
             content=body,
-            headers={"authorization": "Bearer key", "traceparent": "00-ab-cd-01", "x-kvroute-debug": "1", "te": "trailers"},
+            headers={
+                "authorization": "Bearer key",
+                "traceparent": "00-ab-cd-01",
+                "x-kvroute-debug": "1",
+                "te": "trailers",
+            },
         )
     assert answer.headers.get_list("x-engine") == ["a", "b"]
     head, _, sent = seen[0].partition(b"\r\n\r\n")

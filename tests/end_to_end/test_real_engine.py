@@ -1,7 +1,7 @@
-"""Against running vLLM servers, named by KVROUTE_REAL_ENGINES (URLs, comma separated, at least two that serve one model).
+"""Against running vLLM servers that serve one model, named by KVROUTE_REAL_ENGINES (two or more URLs, comma separated).
 
-Run with `KVROUTE_REAL_ENGINES=http://127.0.0.1:9100,http://127.0.0.1:9101 pytest -m real_engine`. The gateway hashes text,
-or tokens where KVROUTE_REAL_TOKENIZER names the model's folder.
+Run with `KVROUTE_REAL_ENGINES=http://127.0.0.1:9100,http://127.0.0.1:9101 pytest -m real_engine`. The gateway hashes
+text, or tokens where KVROUTE_REAL_TOKENIZER names the model's folder.
 """
 
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import openai
 import pytest
+
 from tests.support.gateway import GatewayProcess
 
 pytestmark = pytest.mark.real_engine

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis.asyncio import Redis
+
 from kvroute.index.memory import MemoryIndex
 from kvroute.index.protocol import NOWHERE, Index, Location, Residency, Tier
 from kvroute.index.redis import DEPTH_S, RedisIndex
 from kvroute.index.resilient import ResilientIndex
-from redis.asyncio import Redis
 from tests.support.redis_server import RedisServer
 
 A = Location("a", Tier.GPU)

@@ -6,12 +6,13 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from redis.asyncio import Redis
+
 from kvroute.index.factory import open_index
 from kvroute.index.memory import MemoryIndex
 from kvroute.index.protocol import Index, Location, Tier
 from kvroute.index.redis import RedisIndex
 from kvroute.index.resilient import ResilientIndex
-from redis.asyncio import Redis
 from tests.support.redis_server import RedisServer
 
 A = Location("a", Tier.GPU)
@@ -88,9 +89,7 @@ async def test_a_thawed_redis_is_used_again(index: ResilientIndex, redis_server:
     assert await run_in_redis(redis_server) == 300
 
 
-async def test_a_redis_that_comes_back_empty_is_filled_again(
-    index: ResilientIndex, redis_server: RedisServer
-) -> None:
+async def test_a_redis_that_comes_back_empty_is_filled_again(index: ResilientIndex, redis_server: RedisServer) -> None:
     await index.record(A, PROMPT, T)
     await index.record(B, PROMPT[:10], T)
     await index.flushed()

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import yaml
+
 from kvroute.simulator.process import free_port
 
 
@@ -46,14 +47,17 @@ class GatewayProcess:
         self._config.write_text(yaml.safe_dump(values))
         self.process: subprocess.Popen[bytes] | None = None
 
-    async def __aenter__(self) -> "GatewayProcess":
+    def start(self) -> "subprocess.Popen[bytes]":
         with self.stderr_path.open("wb") as stderr:
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "kvroute.cli", "serve", str(self._config)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
             )
+
+    async def __aenter__(self) -> "GatewayProcess":
+        self.process = self.start()
         async with httpx.AsyncClient(trust_env=False) as client:
             for _ in range(400):
                 if self.process.poll() is not None:
