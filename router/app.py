@@ -30,6 +30,7 @@ from kvroute.index.factory import open_index
 from kvroute.index.protocol import Location, Tier
 from kvroute.policies.registry import BUILT_IN
 from kvroute.prompt.model_folder import kv_bytes_per_token, load_reader
+from kvroute.prompt.tokenizer import PromptSetupError
 from kvroute.relay.types import Timeouts
 from kvroute.relay.upstream import Upstream
 from kvroute.routing.catalog import Catalog
@@ -61,8 +62,11 @@ def served_models(config: Config, instances: Mapping[str, Instance]) -> list[Ser
     models = []
     for name, settings in config.models.items():
         folder = settings.tokenizer
-        reader = load_reader(folder, block_tokens=settings.block_tokens, chat_template=settings.chat_template)
-        kv_bytes = kv_bytes_per_token(folder) if folder is not None else None
+        try:
+            reader = load_reader(folder, block_tokens=settings.block_tokens, chat_template=settings.chat_template)
+            kv_bytes = kv_bytes_per_token(folder) if folder is not None else None
+        except PromptSetupError as error:
+            raise PromptSetupError(f"models.{name}.tokenizer: {error}") from error
         pool = Location(settings.pool.name, Tier.POOL) if settings.pool is not None else None
         placements = {
             each.name: Placement(
@@ -79,8 +83,10 @@ def served_models(config: Config, instances: Mapping[str, Instance]) -> list[Ser
 
 
 def policy_table(config: Config, kinds: PolicyKinds) -> PolicyTable:
-    policies = {name: NamedPolicy(name, kind()) for name, kind in kinds.items()}
-    policies |= {name: NamedPolicy(name, build_policy(each, kinds)) for name, each in config.policies.items()}
+    policies = {name: NamedPolicy(name, build_policy(each, kinds)) for name, each in config.policies.items()}
+    used = {model.policy for model in config.models.values()} | {route.policy for route in config.routes}
+    # A kind can be named without an entry of its own; it then has its defaults.
+    policies |= {name: NamedPolicy(name, kinds[name]()) for name in used - policies.keys()}
     rules = [
         Rule(
             policy=route.policy,
@@ -235,4 +241,7 @@ def _log_file(target: str) -> _LogFile:
         return _LogFile(None)
     if target in ("stderr", "stdout"):
         return _LogFile(getattr(sys, target).buffer)
-    return _LogFile(Path(target).open("ab"), ours=True)  # closed by the context
+    try:
+        return _LogFile(Path(target).open("ab"), ours=True)
+    except OSError as error:
+        raise OSError(error.errno, f"telemetry.request_log: {target}: {error.strerror}") from error

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvroute import __version__
-from kvroute.config import Config, ConfigError, config_for_instances, load_config
+from kvroute.config import Config, ConfigError, PolicyKinds, config_for_instances, load_config
 from kvroute.policies.registry import PolicyLoadError, load_policies
 from kvroute.prompt.tokenizer import PromptSetupError
 
@@ -70,7 +70,7 @@ def _serve(options: argparse.Namespace) -> int:
     from kvroute.app import serve
 
     kinds = load_policies()
-    config = _serve_config(options)
+    config = _serve_config(options, kinds)
     _configure_logging()
 
     def started(public: str, admin: str | None) -> None:
@@ -85,14 +85,14 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _serve_config(options: argparse.Namespace) -> Config:
+def _serve_config(options: argparse.Namespace, kinds: PolicyKinds) -> Config:
     if options.config is not None:
         given = [name for name in ("tokenizer", "policy", "redis", "listen", "admin") if getattr(options, name)]
         if options.instance or given:
             names = ", ".join(f"--{name}" for name in (["instance"] if options.instance else []) + given)
             print(f"kvroute serve: {names} and a configuration file exclude one another", file=sys.stderr)
             raise SystemExit(2)
-        return load_config(options.config, os.environ, load_policies())
+        return load_config(options.config, os.environ, kinds)
     if not options.instance:
         print("kvroute serve: give a configuration file, or instances with --instance URL", file=sys.stderr)
         raise SystemExit(2)
@@ -103,6 +103,7 @@ def _serve_config(options: argparse.Namespace) -> Config:
         tokenizer=options.tokenizer,
         policy=options.policy,
         redis=options.redis,
+        kinds=kinds,
     )
 
 

@@ -229,9 +229,7 @@ class Connection(asyncio.Protocol):
                 self._fail(AnswerBroken(f"the answer is not HTTP/1.1: {error}"))
                 return
             self._excess = True
-        if self._head_bytes > MAX_HEAD_BYTES or (
-            self._unfinished_head_bytes > MAX_HEAD_BYTES and not self._head_done
-        ):
+        if self._head_bytes > MAX_HEAD_BYTES or (self._unfinished_head_bytes > MAX_HEAD_BYTES and not self._head_done):
             self._fail(AnswerBroken(f"the head of the answer exceeds {MAX_HEAD_BYTES} bytes"))
             return
         if self._complete:

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvroute.fleet.ledger import Ledger, Ticket
 
 
@@ -86,7 +87,9 @@ moves = st.lists(
 
 
 @given(moves)
-def test_whatever_happens_nothing_is_negative_and_all_returns_to_zero(script: list[tuple[str, int, float, float]]) -> None:
+def test_whatever_happens_nothing_is_negative_and_all_returns_to_zero(
+    script: list[tuple[str, int, float, float]],
+) -> None:
     ledger = Ledger()
     tickets: list[Ticket] = []
     now = 0.0

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvroute.fleet.instance import Load
 from kvroute.fleet.metrics_text import parse_load
 
@@ -59,5 +60,5 @@ def test_any_text_is_taken(text: str) -> None:
 
 
 def test_what_is_not_a_number_counts_nothing() -> None:
-    text = "vllm:num_requests_running NaN\nvllm:num_requests_waiting x\nvllm:cache_config_info{block_size=\"None\"} 1\n"
+    text = 'vllm:num_requests_running NaN\nvllm:num_requests_waiting x\nvllm:cache_config_info{block_size="None"} 1\n'
     assert parse_load(text, 0.0) == Load()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvroute.policies.base import Candidate, Choice, Policy, Request, load
 from kvroute.policies.least_loaded import LeastLoaded
 from kvroute.policies.min_prefill import MinPrefill

@@ -3,6 +3,7 @@
 from importlib.metadata import EntryPoint
 
 import pytest
+
 from kvroute.policies.least_loaded import LeastLoaded
 from kvroute.policies.registry import BUILT_IN, PolicyLoadError, load_policies
 

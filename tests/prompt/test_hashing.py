@@ -6,6 +6,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvroute.prompt.hashing import chain, chain_bytes, root_hash
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=300)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvroute.prompt.hashing import chain, root_hash
 from kvroute.prompt.model_folder import kv_bytes_per_token, load_reader
 from kvroute.prompt.reader import PromptKind, PromptReader
@@ -41,7 +42,9 @@ def recorded() -> PromptReader:
     return PromptReader(block_tokens=16, tokenizer=Tokenizer.from_file(file), template=template)
 
 
-@pytest.mark.parametrize("entry", [each for each in GOLDEN if each["kind"] == "tokenize"], ids=lambda e: str(list(e["body"])))
+@pytest.mark.parametrize(
+    "entry", [each for each in GOLDEN if each["kind"] == "tokenize"], ids=lambda e: str(list(e["body"]))
+)
 def test_the_recorded_tokenize_answers_are_reproduced(recorded: PromptReader, entry: dict[str, Any]) -> None:
     body = entry["body"]
     kind = PromptKind.CHAT if "messages" in body else PromptKind.COMPLETIONS
@@ -50,7 +53,9 @@ def test_the_recorded_tokenize_answers_are_reproduced(recorded: PromptReader, en
     assert prompt.hashes == chain(root_hash("tiny"), entry["tokens"], 16)
 
 
-@pytest.mark.parametrize("entry", [each for each in GOLDEN if each["kind"] != "tokenize"], ids=lambda e: str(e["prompt_tokens"]))
+@pytest.mark.parametrize(
+    "entry", [each for each in GOLDEN if each["kind"] != "tokenize"], ids=lambda e: str(e["prompt_tokens"])
+)
 def test_the_recorded_prompt_token_counts_are_reproduced(recorded: PromptReader, entry: dict[str, Any]) -> None:
     kind = PromptKind.CHAT if "messages" in entry["body"] else PromptKind.COMPLETIONS
     prompt = recorded.read(kind, "tiny", entry["body"])
@@ -61,7 +66,9 @@ def test_the_recorded_prompt_token_counts_are_reproduced(recorded: PromptReader,
 @pytest.mark.parametrize("reader", [TEXT, TOKENS], ids=["text", "tokens"])
 def test_a_conversation_that_grows_keeps_its_hashes(reader: PromptReader) -> None:
     first = user(LONG)
-    second = {"messages": [*first["messages"], {"role": "assistant", "content": "yes"}, {"role": "user", "content": LONG}]}
+    second = {
+        "messages": [*first["messages"], {"role": "assistant", "content": "yes"}, {"role": "user", "content": LONG}]
+    }
     one, two = reader.read(PromptKind.CHAT, "m", first), reader.read(PromptKind.CHAT, "m", second)
     # All but the end, where the answer was asked for.
     assert len(one.hashes) > 5
