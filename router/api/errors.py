@@ -24,6 +24,8 @@ class ApiError(Exception):
         param: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
+        # It may quote the client, whose JSON may hold lone surrogates, which no answer and no log line could carry.
+        message = message.encode("utf-8", "replace").decode("utf-8")
         super().__init__(message)
         self.status = status
         self.message = message
