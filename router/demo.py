@@ -85,7 +85,9 @@ async def _demo(console: Console, instances: int, sessions_count: int, time_scal
                 console.print(_verdict(results))
                 if stay:
                     _invite(console, fleet.url)
-                    await asyncio.Event().wait()
+                    # The demo is over; that it is ended by a signal is no failure.
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.Event().wait()
     return 1 if any(result.failed for result in results) else 0
 
 
