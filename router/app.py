@@ -24,6 +24,7 @@ from kvroute.api.inference import DecisionHeaders, Inference, InferenceSettings
 from kvroute.api.rest import rest_app
 from kvroute.api.server import Server, ServerLimits, bind, url_of
 from kvroute.config import Config, PolicyKinds, build_policy
+from kvroute.cost.model import CostParameters
 from kvroute.fleet.fleet import Fleet
 from kvroute.fleet.instance import Instance
 from kvroute.fleet.watcher import Watcher
@@ -69,10 +70,12 @@ def served_models(config: Config, instances: Mapping[str, Instance]) -> list[Ser
         except PromptSetupError as error:
             raise PromptSetupError(f"models.{name}.tokenizer: {error}") from error
         pool = Location(settings.pool.name, Tier.POOL) if settings.pool is not None else None
+        # One object for equal costs, so that the router can tell at a glance that instances are alike.
+        costs: dict[CostParameters, CostParameters] = {}
         placements = {
             each.name: Placement(
                 gpu=Location(each.name, Tier.GPU),
-                cost=settings.cost_parameters(each, kv_bytes),
+                cost=costs.setdefault(cost := settings.cost_parameters(each, kv_bytes), cost),
                 pool=pool if each.pool else None,
                 kv_tokens=each.kv_tokens,
             )

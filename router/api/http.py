@@ -87,19 +87,20 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._idle_since = self.loop.time()
         # A connection on which nothing is ever sent is idle like one between two requests.
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
         if self._stall_timer is not None:
             self._stall_timer.cancel()
         if self._task is not None:
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -192,7 +193,28 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._corked.flush()
-        super().on_response_complete()
+        self._idle_since = self.loop.time()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """The timer stays and looks when it fires; uvicorn would cancel it at each request and set another after."""
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        if self.transport.is_closing():
+            return
+        busy = self._receiving or (self.cycle is not None and not self.cycle.response_complete)
+        left = self.timeout_keep_alive if busy else self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
+        else:
+            self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._corked = _CorkedTransport(self.transport)

@@ -56,17 +56,51 @@ def _count(value: dict[str, object], key: str) -> int | None:
     return count if isinstance(count, int) else None
 
 
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _OpenAIUsage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _OpenAIAnswer(msgspec.Struct):
+    usage: _OpenAIUsage | None = None
+
+
+_DECODE_ANSWER = msgspec.json.Decoder(_OpenAIAnswer).decode
+
+
+def _whole_answer_usage(answer: bytes) -> Usage | None:
+    """Of a complete Chat Completions or Completions answer: several times as fast as the search. None for any other."""
+    try:
+        usage = _DECODE_ANSWER(answer).usage
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if usage is None or usage.prompt_tokens is None:
+        return None
+    details = usage.prompt_tokens_details
+    return Usage(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens if details is not None else None)
+
+
 class JsonTail:
     """Keeps the end of an answer that passes by."""
 
-    __slots__ = ("_tail",)
+    __slots__ = ("_cut", "_tail")
 
     def __init__(self) -> None:
         self._tail = b""
+        self._cut = False
 
     def feed(self, data: bytes) -> None:
         tail = self._tail + data if self._tail else data
-        self._tail = tail if len(tail) <= TAIL_BYTES else tail[-TAIL_BYTES:]
+        if len(tail) > TAIL_BYTES:
+            tail = tail[-TAIL_BYTES:]
+            self._cut = True
+        self._tail = tail
 
     def usage(self) -> Usage | None:
-        return find_usage(self._tail)
+        usage = None if self._cut else _whole_answer_usage(self._tail)
+        return usage or find_usage(self._tail)

@@ -8,11 +8,12 @@ from collections.abc import Callable, Set
 from random import Random
 
 from kvroute.cost.estimate import best_plan
+from kvroute.cost.model import Plan
 from kvroute.fleet.instance import Instance
 from kvroute.index.protocol import NOWHERE, Index, Location, Residency
 from kvroute.policies.base import Candidate, Request
 from kvroute.prompt.types import Prompt
-from kvroute.routing.decision import Decision, NamedPolicy, Placement, ServedModel
+from kvroute.routing.decision import Decision, NamedPolicy, ServedModel
 from kvroute.sources.history import History
 
 LOAD_REPORT_LIFE_S = 10.0
@@ -63,10 +64,7 @@ class Router:
         residencies, pooled = await self._residencies(model, instances, prompt)
         now = self._clock()
         pool_bytes = sum(each.ledger.read_bytes(now) for each in model.fleet.instances) if pooled.blocks else 0.0
-        candidates = [
-            self._candidate(model, instance, residency, pooled, prompt, pool_bytes, now)
-            for instance, residency in zip(instances, residencies, strict=True)
-        ]
+        candidates = _candidates(model, instances, residencies, pooled, prompt, pool_bytes, now)
         hashes = prompt.hashes
         prefix_key = hashes[min(PREFIX_KEY_BLOCKS, len(hashes)) - 1] if hashes else 0
         choice = policy.policy.choose(Request(name, prompt.tokens, prefix_key), candidates, self._random)
@@ -105,46 +103,53 @@ class Router:
         found = await self._index.lookup(prompt.hashes, locations, self._history.since(self._wall_clock()))
         return (found[:-1], found[-1]) if model.pool is not None else (found, NOWHERE)
 
-    def _candidate(
-        self,
-        model: ServedModel,
-        instance: Instance,
-        residency: Residency,
-        pooled: Residency,
-        prompt: Prompt,
-        pool_bytes: float,
-        now: float,
-    ) -> Candidate:
-        placement: Placement = model.placements[instance.id]
-        cost = placement.cost
-        ledger = instance.ledger
-        load = instance.load
-        plan = best_plan(
-            cost,
-            prompt.tokens,
-            residency.blocks * prompt.block_tokens,
-            pooled.blocks * prompt.block_tokens if placement.pool is not None else 0,
-            pool_bytes,
-        )
+
+def _candidates(
+    model: ServedModel,
+    instances: list[Instance],
+    residencies: list[Residency],
+    pooled: Residency,
+    prompt: Prompt,
+    pool_bytes: float,
+    now: float,
+) -> list[Candidate]:
+    """What the request would take at each of `instances`."""
+    candidates = []
+    placements = model.placements
+    tokens, block_tokens = prompt.tokens, prompt.block_tokens
+    # Instances alike in what they cost and hold have the same plan, and in most fleets most of them are alike.
+    plans: dict[tuple[int, int, bool], Plan] = {}
+    for instance, residency in zip(instances, residencies, strict=True):
+        placement = placements[instance.id]
+        cost, ledger, load = placement.cost, instance.ledger, instance.load
+        mounts_pool = placement.pool is not None
+        key = (id(cost), residency.blocks, mounts_pool)
+        plan = plans.get(key)
+        if plan is None:
+            pool_tokens = pooled.blocks * block_tokens if mounts_pool else 0
+            plan = plans[key] = best_plan(cost, tokens, residency.blocks * block_tokens, pool_tokens, pool_bytes)
         wait_s = ledger.wait_s(now)
         if load.waiting and now - load.at < LOAD_REPORT_LIFE_S:
             # Requests of others queue there too. Nothing is known of their length: each is taken to be like this one,
             # without any of it cached.
             foreign = load.waiting - ledger.queued(now)
             if foreign > 0:
-                wait_s += foreign * best_plan(cost, prompt.tokens, 0, 0, 0.0).seconds
-        return Candidate(
-            instance=instance.id,
-            network_s=cost.network_s,
-            wait_s=wait_s,
-            read_s=plan.read_s,
-            prefill_s=plan.prefill_s,
-            gpu_tokens=plan.gpu_tokens,
-            read_tokens=plan.read_tokens,
-            read_from="pool" if plan.read_tokens else "",
-            in_flight=ledger.in_flight,
-            queued_tokens=ledger.queued_tokens(now),
-            running=load.running,
-            waiting=load.waiting,
-            kv_usage=load.kv_usage,
+                wait_s += foreign * best_plan(cost, tokens, 0, 0, 0.0).seconds
+        candidates.append(
+            Candidate(
+                instance.id,
+                cost.network_s,
+                wait_s,
+                plan.read_s,
+                plan.prefill_s,
+                plan.gpu_tokens,
+                plan.read_tokens,
+                "pool" if plan.read_tokens else "",
+                ledger.in_flight,
+                ledger.queued_tokens(now),
+                load.running,
+                load.waiting,
+                load.kv_usage,
+            )
         )
+    return candidates

@@ -178,3 +178,25 @@ async def test_garbage_behind_a_request_under_way_does_not_mix_into_its_answer()
         answer = await exchange(port, request("GET /wait HTTP/1.1\nHost: a") + b"\x00\x01garbage\r\n\r\n")
     assert answer.count(b"HTTP/1.1 ") <= 1
     assert b" 200 " not in answer
+
+
+async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvroute.api.server.KEEP_ALIVE_S", 0.3)
+    echo = Echo()
+    async with serving(echo) as port:
+        started = asyncio.get_running_loop().time()
+        assert await exchange(port, b"") == b""
+        assert 0.2 < asyncio.get_running_loop().time() - started < 3
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(4):
+            await asyncio.sleep(0.2)
+            writer.write(request("GET / HTTP/1.1\nHost: a"))
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert await reader.read() == b""
+        writer.write(request("GET /wait HTTP/1.1\nHost: a"))
+        writer.close()
+        waiting = asyncio.create_task(exchange(port, request("GET /wait HTTP/1.1\nHost: a")))
+        await asyncio.sleep(1.0)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import httpx
+
 from kvroute.simulator.process import SimProcess
 from tests.support.gateway import GatewayProcess
 from tests.support.serving import exchange
