@@ -30,7 +30,9 @@ def test_every_field_of_the_request_log_is_documented() -> None:
 def test_every_error_code_is_documented() -> None:
     codes = set()
     for file in (ROOT / "router" / "api").glob("*.py"):
-        codes |= set(re.findall(r'code="(\w+)"|"(?:server_error|invalid_request_error)", \w+, "(\w+)"', file.read_text()))
+        codes |= set(
+            re.findall(r'code="(\w+)"|"(?:server_error|invalid_request_error)", \w+, "(\w+)"', file.read_text())
+        )
         codes |= {(code, "") for code in re.findall(r'RefusedRequest\(\d+, .*"(\w+)"\)', file.read_text())}
     names = {one or other for one, other in codes}
     assert missing(names, OPERATIONS) == set()

@@ -156,6 +156,9 @@ class _Handling:
         except (ClientGone, asyncio.CancelledError):
             # The connection is gone, so nobody is left to be told; what ran for it has been cancelled on the way here.
             record.outcome = "client_gone"
+            if self.decision is not None and record.ttft_ms is None:
+                # The engine stops before the prompt is computed.
+                await self._retract(self.decision)
         except Exception:
             log.exception("request %s: a fault of the gateway", record.request_id)
             record.outcome = "refused"

@@ -213,7 +213,11 @@ async def test_a_client_that_leaves_during_a_long_prefill_is_gone_from_the_engin
         # The prefill would have taken 20 s; the goal is 0.2 s.
         assert gone < 0.2
         (record,) = await gateway.records(1)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            index = (await client.get(gateway.admin + "/admin/index")).json()
     assert record["outcome"] == "client_gone"
+    # What was never computed is not believed to be cached.
+    assert index["entries"] == {}
 
 
 async def test_redis_stopped_frozen_and_restarted_under_load(
