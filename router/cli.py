@@ -15,9 +15,14 @@ from kvroute.prompt.tokenizer import PromptSetupError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    command = {"serve": _serve, "check": _check, "demo": _demo, "simulate": _simulate}[options.command]
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["simulate"]:
+        # The simulator has a command line of its own.
+        from kvroute.simulator.__main__ import main as simulate
+
+        return simulate(words[1:])
+    options = _parser().parse_args(words)
+    command = {"serve": _serve, "check": _check, "demo": _demo}[options.command]
     try:
         return command(options)
     except (ConfigError, PolicyLoadError, PromptSetupError) as error:
@@ -53,8 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--exit", action="store_true", help="end after the comparison instead of staying up")
 
-    simulate = commands.add_parser("simulate", help="run one simulated engine", add_help=False)
-    simulate.add_argument("rest", nargs=argparse.REMAINDER)
+    commands.add_parser("simulate", help="run one simulated engine; has its own --help")
     return parser
 
 
@@ -126,12 +130,6 @@ def _demo(options: argparse.Namespace) -> int:
             stay=not options.exit,
         )
     )
-
-
-def _simulate(options: argparse.Namespace) -> int:
-    from kvroute.simulator.__main__ import main as simulate
-
-    return simulate(options.rest)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from kvroute.policies.registry import BUILT_IN
+from kvroute.simulator.faults import FaultKind
 from kvroute.telemetry.metrics import Metrics
 from kvroute.telemetry.request_log import RequestRecord
 
@@ -47,3 +48,7 @@ def test_links_between_documents_lead_somewhere() -> None:
     for document in documents:
         for target in re.findall(r"\]\(([^)#:]+\.md)\)", document.read_text()):
             assert (document.parent / target).is_file(), f"{document.name} -> {target}"
+
+
+def test_every_fault_of_the_simulator_is_documented() -> None:
+    assert missing({str(kind) for kind in FaultKind}, (ROOT / "docs" / "simulator.md").read_text()) == set()
