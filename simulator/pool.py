@@ -1,132 +1,105 @@
-"""A pool of KV cache in a shared directory, in the file layout of LMCache's fs connector.
+"""A pool of KV cache in a shared directory, as LMCache's fs connector keeps it.
 
-`<model, "/" as -SEP->@<world size>@<worker>@<chunk hash, hex>@<dtype>.data`, one file a chunk of 256 tokens, written
-under a temporary name and renamed. The files have their real size but are sparse: nobody reads their content.
-
-A chunk's hash is the first 8 bytes (big-endian) of SHA-256 over the canonical CBOR (RFC 8949) of
-[previous chunk's hash, its token ids, []], LMCache's `sha256_cbor`; before the first chunk stands the hash of the
-seed's text, here "0", the seed that LMCache's documentation has fleets agree on (PYTHONHASHSEED=0).
-
-All readers share the bandwidth. Each one leaves a file in `.readers/` while it reads, so that engines in other
-processes see how many they are; what a killed process left there is known by its process id and ignored.
+The files have the size that they would have but are sparse: nobody reads their content, only the time is taken.
 """
 
 import asyncio
-import hashlib
-import itertools
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-CHUNK_TOKENS = 256
-SEED = "0"
+from kvroute.simulator.chunks import CHUNK_TOKENS, file_name
+from kvroute.simulator.readers import Readers
+from kvroute.simulator.sharing import Read, SharedReads
+from kvroute.simulator.timing import PoolTiming
+
 TICK_S = 0.01
 """Wall seconds between two looks at who else is reading."""
 
 
-def chunk_hashes(tokens: Sequence[int]) -> list[int]:
-    """Hashes of the full chunks of a prompt."""
-    parent = _first_8_bytes(_cbor_text(SEED))
-    hashes = []
-    for start in range(0, len(tokens) - CHUNK_TOKENS + 1, CHUNK_TOKENS):
-        chunk = tokens[start : start + CHUNK_TOKENS]
-        parts = [b"\x83", _cbor_unsigned(parent), _cbor_head(4, len(chunk)), *map(_cbor_unsigned, chunk), b"\x80"]
-        parent = _first_8_bytes(b"".join(parts))
-        hashes.append(parent)
-    return hashes
-
-
-def _first_8_bytes(data: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
-
-
-def _cbor_head(major: int, value: int) -> bytes:
-    """A data item's head: three bits of major type, then the value in as few bytes as hold it."""
-    if value < 24:
-        return bytes([major << 5 | value])
-    for code, size in ((24, 1), (25, 2), (26, 4), (27, 8)):
-        if value < 1 << (8 * size):
-            return bytes([major << 5 | code]) + value.to_bytes(size, "big")
-    raise OverflowError(value)
-
-
-def _cbor_unsigned(value: int) -> bytes:
-    return _cbor_head(0, value)
-
-
-def _cbor_text(text: str) -> bytes:
-    data = text.encode()
-    return _cbor_head(3, len(data)) + data
-
-
 class Pool:
+    """One process's side of the pool. Belongs to the running event loop."""
+
     def __init__(
         self,
         directory: Path,
         model: str,
+        timing: PoolTiming,
+        readers: Readers,
         *,
-        bytes_per_s: float,
-        latency_s: float,
-        kv_bytes_per_token: int,
+        simulated_time: Callable[[], float],
         time_scale: float,
-        clock: Callable[[], float],
     ) -> None:
-        """`bytes_per_s`, `latency_s`: in simulated time, which runs `time_scale` times as fast as `clock`."""
+        """`simulated_time` runs `time_scale` times as fast as the wall clock."""
         self._directory = directory
-        self._model = model.replace("/", "-SEP-")
-        self._bytes_per_s = bytes_per_s
-        self._latency_s = latency_s
-        self._chunk_bytes = kv_bytes_per_token * CHUNK_TOKENS
+        self._model = model
+        self._chunk_bytes = timing.kv_bytes_per_token * CHUNK_TOKENS
+        self._readers = readers
+        self._now = simulated_time
         self._time_scale = time_scale
-        self._clock = clock
-        self._readers = directory / ".readers"
-        self._numbers = itertools.count()
-        self._readers.mkdir(parents=True, exist_ok=True)
-
-    def path(self, chunk_hash: int) -> Path:
-        return self._directory / f"{self._model}@1@0@{chunk_hash:x}@bfloat16.data"
+        self._reads = SharedReads(timing.bytes_per_s, timing.latency_s)
+        self._done: dict[Read, Callable[[], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        directory.mkdir(parents=True, exist_ok=True)
 
     def stored_tokens(self, hashes: Sequence[int]) -> int:
         """Leading tokens that the pool holds, in whole chunks."""
         for position, chunk_hash in enumerate(hashes):
-            if not self.path(chunk_hash).exists():
+            if not os.path.exists(self._directory / file_name(self._model, chunk_hash)):
                 return position * CHUNK_TOKENS
         return len(hashes) * CHUNK_TOKENS
 
     def store(self, hashes: Sequence[int]) -> None:
-        """Write the chunks that are not there."""
+        """Write the chunks that are not there, each under a temporary name first. May run in any thread."""
         for chunk_hash in hashes:
-            path = self.path(chunk_hash)
+            path = self._directory / file_name(self._model, chunk_hash)
             if not path.exists():
-                temporary = path.with_suffix(f".{os.getpid()}.tmp")
+                # Another engine, or another thread of this one, may be writing the same chunk.
+                temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
                 with temporary.open("wb") as file:
                     file.truncate(self._chunk_bytes)
                 temporary.replace(path)
 
-    async def read(self, tokens: int) -> None:
-        """Take the time that reading the KV of `tokens` takes beside all who read now."""
-        presence = self._readers / f"{os.getpid()}-{next(self._numbers)}"
-        presence.touch()
-        try:
-            await asyncio.sleep(self._latency_s / self._time_scale)
-            left = tokens / CHUNK_TOKENS * self._chunk_bytes
-            then = self._clock()
-            while True:
-                rate = self._bytes_per_s * self._time_scale / self._count_readers()
-                await asyncio.sleep(min(TICK_S, left / rate))
-                now = self._clock()
-                left -= (now - then) * rate
-                then = now
-                if left <= 0:
-                    return
-        finally:
-            presence.unlink(missing_ok=True)
+    def start_read(self, tokens: int, done: Callable[[], None]) -> Read:
+        """`done` is called, from the event loop, when the KV of `tokens` tokens has come, beside all who read
+        meanwhile. It can still come right after `cancel_read`."""
+        self._tick()
+        read = self._reads.start(self._now(), tokens / CHUNK_TOKENS * self._chunk_bytes)
+        self._done[read] = done
+        self._arm()
+        return read
 
-    def _count_readers(self) -> int:
-        count = 0
-        for name in os.listdir(self._readers):
-            if Path("/proc", name.partition("-")[0]).exists():
-                count += 1
-            else:
-                (self._readers / name).unlink(missing_ok=True)
-        return max(1, count)
+    def cancel_read(self, read: Read) -> None:
+        """No effect on a read that is done."""
+        if read in self._done:
+            self._tick()
+            self._reads.cancel(read)
+            self._done.pop(read, None)
+            self._readers.show(self._reads.transferring)
+            self._arm()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._readers.show(0)
+
+    def _tick(self) -> None:
+        now = self._now()
+        finished = self._reads.advance(now)
+        self._reads.set_others(now, self._readers.others())
+        self._readers.show(self._reads.transferring)
+        self._arm()
+        for _, read in finished:
+            # Not from here: whoever starts or cancels a read is not ready to hear of another one.
+            asyncio.get_running_loop().call_soon(self._done.pop(read))
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self._reads.next_event()
+        if due is None:
+            self._timer = None
+        else:
+            delay = max(0.0, (due - self._now()) / self._time_scale)
+            self._timer = asyncio.get_running_loop().call_later(min(TICK_S, delay), self._tick)

@@ -1,6 +1,7 @@
 """Simulated engines as processes of their own, for demos and tests."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -47,11 +48,10 @@ class SimProcess:
             for _ in range(round(START_TIMEOUT_S / 0.05)):
                 if self._process.poll() is not None:
                     raise RuntimeError(f"the simulated engine ended with status {self._process.returncode}")
-                try:
+                with contextlib.suppress(httpx.HTTPError):
                     if (await client.get(self.url + "/health")).is_success:
                         return
-                except httpx.HTTPError:
-                    await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)
         raise RuntimeError("the simulated engine did not come up")
 
     def send_signal(self, number: int) -> None:

@@ -3,11 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-WORDS = (
-    "model cache prefix block token prompt engine router queue latency request answer session memory flash pool read "
-    "write index batch stream chunk compute prefill decode instance schedule deadline system service order number "
-    "point water house night world place hand light group power river school money early large young small"
-).split()
+from kvroute.simulator.words import WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +25,7 @@ class Session:
 
 
 def text(random: Random, words: int) -> str:
+    """Of common words; a word is a token."""
     return " ".join(random.choices(WORDS, k=words))
 
 
@@ -42,8 +39,8 @@ def sessions(
     arrivals_s: float = 30.0,
     pause_s: tuple[float, float] = (10.0, 30.0),
 ) -> list[Session]:
-    """`count` sessions that start within `arrivals_s` and ask `turns` questions each, with pauses between them. A word
-    is about a token."""
+    """`count` sessions that start within `arrivals_s` and ask `turns` questions each, with pauses between them; while
+    one pauses, others push it out of the GPU. The sessions of a group, `groups` in all, share a system prompt."""
     random = Random(seed)
     systems = [text(random, 600) for _ in range(groups)]
     made = []
