@@ -23,7 +23,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,26 +62,22 @@ class Process:
 
     def cpu_seconds(self) -> float:
         """User and system time of the process and its children so far."""
-        total = 0
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) == self.process.pid:  # its session: ours to itself, see start_new_session
-                total += int(fields[11]) + int(fields[12])
-        return total / os.sysconf("SC_CLK_TCK")
+        ticks = sum(int(fields[11]) + int(fields[12]) for fields in self._stats())
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def rss_mb(self) -> float:
-        total = 0
+        """Resident memory of the process and its children, in millions of bytes."""
+        return sum(int(fields[21]) for fields in self._stats()) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def _stats(self) -> Iterator[list[str]]:
+        """The fields of proc(5)'s stat behind the command, of each process in the session that this one leads."""
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = stat.read_text().rpartition(")")[2].split()
             except OSError:
                 continue
             if int(fields[3]) == self.process.pid:
-                total += int(fields[21])
-        return total * os.sysconf("SC_PAGE_SIZE") / 1e6
+                yield fields
 
     def stop(self) -> None:
         try:

@@ -53,7 +53,6 @@ class ResilientIndex:
         self._work = asyncio.Event()
         self._lost = asyncio.Event()
         self._dirty: set[Location] = set()
-        self._dropped = 0
         # The client can turn a cancellation into an error of its own, so cancelling alone does not end the tasks.
         self._closed = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -155,7 +154,6 @@ class ResilientIndex:
             return
         if len(self._queue) >= MAX_QUEUED:
             _, dropped_removal = self._queue.popleft()
-            self._dropped += 1
             if dropped_removal is not None:
                 self._dirty.add(dropped_removal)
         self._queue.append((write, removed_from))
