@@ -25,7 +25,8 @@ class MinPrefill:
             raise ValueError("tolerance_s and tolerance_share must not be negative")
 
     def choose(self, request: Request, candidates: Sequence[Candidate], random: Random) -> Choice:
-        seconds = [candidate.ttft_s for candidate in candidates]
+        # The sum of `ttft_s`, written out: this is done for every instance at every request.
+        seconds = [each.network_s + each.wait_s + each.read_s + each.prefill_s for each in candidates]
         limit = min(seconds) * (1 + self.tolerance_share) + self.tolerance_s
         best: list[int] = []
         best_key: tuple[int, int] | None = None
@@ -41,9 +42,9 @@ class MinPrefill:
 
     @staticmethod
     def _reason(candidates: Sequence[Candidate], chosen: Candidate) -> str:
-        holder = max(candidates, key=lambda candidate: candidate.gpu_tokens)
-        if holder.gpu_tokens > chosen.gpu_tokens:
+        held = chosen.gpu_tokens
+        if any(each.gpu_tokens > held for each in candidates):
             return "pool read: holder busy" if chosen.read_tokens else "recompute: holder busy"
         if chosen.read_tokens:
             return "pool read"
-        return "gpu hit" if chosen.gpu_tokens else "cold"
+        return "gpu hit" if held else "cold"

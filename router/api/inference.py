@@ -73,6 +73,11 @@ class DecisionHeaders(StrEnum):
     NEVER = "never"
 
 
+# An enumeration's members are slow to reach by name, and these are looked at in every request.
+_ALWAYS, _NEVER = DecisionHeaders.ALWAYS, DecisionHeaders.NEVER
+_OTHER = PromptKind.OTHER
+
+
 @dataclass(frozen=True, slots=True)
 class InferenceSettings:
     max_body: int
@@ -134,12 +139,12 @@ class _Handling:
         self.metered_model = ""
         self.headers: Headers = scope["headers"]
         request_id = ""
-        self.debug = gateway.settings.decision_headers is DecisionHeaders.ALWAYS
+        self.debug = gateway.settings.decision_headers is _ALWAYS
         for name, value in self.headers:
             if name == b"x-request-id":
                 request_id = value.decode("latin-1")
             elif name == b"x-kvroute-debug":
-                self.debug = gateway.settings.decision_headers is not DecisionHeaders.NEVER
+                self.debug = gateway.settings.decision_headers is not _NEVER
         if not request_id or len(request_id) > 128 or not request_id.isprintable():
             request_id = f"{getrandbits(128):032x}"
         self.record = RequestRecord(
@@ -195,8 +200,8 @@ class _Handling:
         record = self.record
         check_declared_size(self.scope, gateway.settings.max_body)
         body = await read_body(self.receive, gateway.settings.max_body)
-        kind = _PROMPT_KINDS.get(self.scope["path"], PromptKind.OTHER)
-        if kind is not PromptKind.OTHER:
+        kind = _PROMPT_KINDS.get(self.scope["path"], _OTHER)
+        if kind is not _OTHER:
             if self.scope["method"] != "POST":
                 raise ApiError(405, f"{self.scope['path']} takes POST.", code="method_not_allowed")
             fields: Mapping[str, object] = parse_object(body)
@@ -204,7 +209,7 @@ class _Handling:
             fields = passthrough_fields(self.scope, body)
         name = model_name(fields) or gateway.catalog.only_name()
         if name is None:
-            if kind is PromptKind.OTHER:
+            if kind is _OTHER:
                 raise unknown_route(record.method, record.path)
             raise bad_request("You must provide a `model`.", param="model")
         model = gateway.catalog.resolve(name)

@@ -7,21 +7,27 @@ from kvroute.fleet.instance import Health, Instance
 ANY_MODEL = "*"
 """The name of a fleet that serves whatever its instances list at /v1/models."""
 
+# Looked at for every instance at every request; an enumeration's members are slow to reach by name.
+_DOWN = Health.DOWN
+
 
 class Fleet:
     def __init__(self, name: str, instances: Sequence[Instance]) -> None:
         self.name = name
         self.instances = tuple(instances)
+        self._any_model = name == ANY_MODEL
 
     def candidates(self, exclude: Set[str], model: str) -> list[Instance]:
         """The instances to choose from for a request for `model`, without those whose ids are in `exclude`.
 
         Instances that are down are asked only when no other is left: a wrong health state must not fail a request.
         """
-        left = [each for each in self.instances if each.id not in exclude]
-        if self.name == ANY_MODEL:
+        left: Sequence[Instance] = self.instances
+        if exclude:
+            left = [each for each in left if each.id not in exclude]
+        if self._any_model:
             left = [each for each in left if model in each.models]
-        return [each for each in left if each.health is not Health.DOWN] or left
+        return [each for each in left if each.health is not _DOWN] or list(left)
 
 
 class Fleets:

@@ -14,6 +14,7 @@ misjudge where a prompt is cached, which costs time and nothing else.)
 import sys
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
 from xxhash import xxh3_64_intdigest
 
@@ -22,8 +23,13 @@ TOKEN_BYTES = 4
 
 def root_hash(model: str, *, lora: str = "", cache_salt: str = "", media: Sequence[str] = ()) -> int:
     """The hash that a prompt's chain begins with."""
+    return _root_hash((model, lora, cache_salt, *media))
+
+
+@lru_cache(maxsize=4096)
+def _root_hash(fields: tuple[str, ...]) -> int:
     encoded = bytearray()
-    for field in (model, lora, cache_salt, *media):
+    for field in fields:
         data = field.encode("utf-8", "surrogatepass")
         encoded += len(data).to_bytes(4, "little") + data
     return xxh3_64_intdigest(encoded)

@@ -20,6 +20,10 @@ class PromptKind(StrEnum):
     """On a route whose bodies are not read."""
 
 
+# An enumeration's members are slow to reach by name, and these are looked at in every request.
+_CHAT, _COMPLETIONS = PromptKind.CHAT, PromptKind.COMPLETIONS
+
+
 class _Unreadable(Exception):
     """The body is not as its route demands. The engine will say so; routing does without."""
 
@@ -50,9 +54,9 @@ class PromptReader:
         try:
             salt = body.get("cache_salt")
             root = root_hash(model, cache_salt=salt if isinstance(salt, str) else "")
-            if kind is PromptKind.CHAT:
+            if kind is _CHAT:
                 return self._read_chat(root, body)
-            if kind is PromptKind.COMPLETIONS:
+            if kind is _COMPLETIONS:
                 return self._read_completion(root, body)
         except (_Unreadable, RecursionError):
             pass
