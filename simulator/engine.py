@@ -101,10 +101,6 @@ class Engine:
     def gauges(self) -> Gauges:
         return Gauges(len(self._scheduler.running), len(self._scheduler.waiting), self.cache.usage)
 
-    def set_slowdown(self, factor: float) -> None:
-        """Steps that start from now on take `factor` times as long."""
-        self._scheduler.slowdown = factor
-
     def prepare(
         self,
         prompt: Sequence[int],

@@ -16,7 +16,7 @@ CUT_EXTENSION = "kvroute.simulator.cut"
 class FaultKind(StrEnum):
     NONE = "none"
     SLOW = "slow"
-    """All work takes `factor` times as long; with the header, the request's own work."""
+    """The request's work takes `factor` times as long. A decoding step is as slow as the slowest request in it."""
     STALL = "stall"
     """Requests are taken and never answered."""
     DROP_MID_STREAM = "drop_mid_stream"

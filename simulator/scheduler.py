@@ -45,7 +45,7 @@ class Job:
     hashes: tuple[int, ...]
     """Of the full blocks of prompt and answer. The answer's last token is never fed back, so it has no KV."""
     slowdown: float = 1.0
-    """This request's work takes so many times as long."""
+    """Its work takes so many times as long; a decoding step is as slow as the slowest job in it."""
     stage: Stage = Stage.WAITING
     allocation: Allocation | None = None
     computed_tokens: int = 0
@@ -97,8 +97,6 @@ class _Step:
 class Scheduler:
     def __init__(self, timing: Timing, cache: BlockCache, pool_tokens: Callable[[Job], int] = lambda job: 0) -> None:
         """`pool_tokens`: how many leading prompt tokens the pool holds, asked when the job is admitted."""
-        self.slowdown = 1.0
-        """Steps that start from now on take so many times as long."""
         self.waiting: deque[Job] = deque()
         self.running: dict[Job, None] = {}
         """In order of admission: stages READING, PREFILL and DECODE."""
@@ -188,7 +186,7 @@ class Scheduler:
                 duration += self._timing.overhead_s * prefill.slowdown
         if decodes:
             duration += self._timing.decode_s_per_token * max(job.slowdown for job in decodes)
-        return _Step(at + duration * self.slowdown, prefill, prefill_end, decodes)
+        return _Step(at + duration, prefill, prefill_end, decodes)
 
     def _end_step(self, step: _Step) -> StepEnded:
         self._step = None

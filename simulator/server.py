@@ -15,7 +15,7 @@ from kvroute.simulator import answers, errors
 from kvroute.simulator.engine import Engine
 from kvroute.simulator.errors import Refusal
 from kvroute.simulator.events import BUFFERED_MESSAGES, PUBLISHER_HWM, Publisher
-from kvroute.simulator.faults import FaultKind, Faults, FaultSwitch, parse_fault
+from kvroute.simulator.faults import Faults, FaultSwitch, parse_fault
 from kvroute.simulator.generate import Generate, json_object
 from kvroute.simulator.metrics import Report
 from kvroute.simulator.prompts import Prompts
@@ -142,7 +142,6 @@ class _Routes:
         except msgspec.MsgspecError as error:
             return JSONResponse({"error": str(error)}, 400)
         self._switch.current = fault
-        self._parts.engine.set_slowdown(fault.factor if fault.kind is FaultKind.SLOW else 1.0)
         return JSONResponse({"kind": fault.kind})
 
     async def state(self, request: Request) -> Response:

@@ -3,6 +3,10 @@
 A connection carries one exchange at a time. Data goes from the parser straight into the answer; the caller is woken
 once for each piece that the kernel delivers, however many chunks of HTTP it holds. There is no task and no lock, and
 one timer a connection, armed anew only when it fires or is too late.
+
+An answer that has ended has nothing more to do with its connection: by the time its caller runs, another exchange may
+be under way there. So what ends a wait (data, the end, an error) also stops the clock, and a caller that is cancelled
+closes the connection only while the answer is still to come.
 """
 
 import asyncio
@@ -85,7 +89,7 @@ class Answer:
         return self._take()
 
     def abort(self) -> None:
-        """Close the connection unless the answer has come to its end: the engine stops working for it."""
+        """Close the connection at once unless the answer has come to its end: the engine stops working for it."""
         if not self._ended:
             self._connection.abort()
 
@@ -112,6 +116,7 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._used = False
+        self._eof = False
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = NEVER
         self.closed = False
@@ -120,13 +125,9 @@ class Connection(asyncio.Protocol):
     def _reset(self, head_only: bool) -> None:
         self._head_only = head_only
         self._head_bytes = 0
-        # Of a head whose end has not come, the parser tells nothing that could be counted.
-        self._unfinished_head_bytes = 0
-        self._began = False
         self._head_done = False
         self._complete = False
         self._excess = False
-        self._framed = False
         self._keep_alive = False
         self._paused = False
         self._first_byte_deadline = NEVER
@@ -169,14 +170,12 @@ class Connection(asyncio.Protocol):
         try:
             await waiter
         except asyncio.CancelledError:
-            self.abort()
+            answer.abort()
             raise
-        finally:
-            answer._waiter = None
-            self._deadline = NEVER
 
     def resume(self) -> None:
-        if self._paused and self._transport is not None:
+        if self._paused and not self.closed:
+            assert self._transport is not None
             self._paused = False
             self._transport.resume_reading()
 
@@ -219,9 +218,8 @@ class Connection(asyncio.Protocol):
             # Nothing was asked for: whatever this is, the next exchange must not take it for its answer.
             self.abort()
             return
-        self._began = True
         if not self._head_done:
-            self._unfinished_head_bytes += len(data)
+            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -229,7 +227,7 @@ class Connection(asyncio.Protocol):
                 self._fail(AnswerBroken(f"the answer is not HTTP/1.1: {error}"))
                 return
             self._excess = True
-        if self._head_bytes > MAX_HEAD_BYTES or (self._unfinished_head_bytes > MAX_HEAD_BYTES and not self._head_done):
+        if self._head_bytes > MAX_HEAD_BYTES and self._head_too_large():
             self._fail(AnswerBroken(f"the head of the answer exceeds {MAX_HEAD_BYTES} bytes"))
             return
         if self._complete:
@@ -240,6 +238,11 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         self._wake(answer)
 
+    def eof_received(self) -> None:
+        # Nothing more can come, so a request that is still being sent is of no use.
+        self._eof = True
+        self.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         if self._timer is not None:
@@ -248,14 +251,11 @@ class Connection(asyncio.Protocol):
         answer = self._answer
         self._answer = None
         if answer is not None:
-            if self._head_done and not self._framed and exc is None:
-                answer._ended = True
-            elif answer._error is None:
-                lost = f"the connection was lost{'' if exc is None else f' ({exc})'}"
-                if not self._began:
-                    answer._error = UpstreamDisconnected(f"{lost} before an answer")
+            if answer._error is None:
+                if self._eof and self._head_done and not self._framed():
+                    answer._ended = True
                 else:
-                    answer._error = AnswerBroken(f"{lost} within the answer")
+                    answer._error = self._loss(exc)
             self._wake(answer)
         self._owner.connection_gone(self)
 
@@ -266,11 +266,7 @@ class Connection(asyncio.Protocol):
             self._excess = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        self._head_bytes += len(name) + len(value)
-        if name in (b"content-length", b"transfer-encoding"):
-            self._framed = True
-        self._headers.append((name, value))
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._complete:
@@ -288,8 +284,6 @@ class Connection(asyncio.Protocol):
             # The parser would wait for the body that the head describes; the connection is not worth the trouble.
             self._complete = True
             self._keep_alive = False
-        elif status in (204, 304):
-            self._framed = True
 
     def on_body(self, body: bytes) -> None:
         answer = self._answer
@@ -304,24 +298,35 @@ class Connection(asyncio.Protocol):
         else:
             # An interim answer (1xx): the real one follows.
             self._headers = []
-            self._framed = False
+
+    def _head_too_large(self) -> bool:
+        """Of what was received up to the end of the head, exactly; the last piece may hold body, too."""
+        return not self._head_done or sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD_BYTES
+
+    def _framed(self) -> bool:
+        """Whether the answer's head tells where its body ends; if not, the connection's end does."""
+        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
 
     # Endings
 
     def _end(self, answer: Answer) -> None:
         answer._ended = True
         self._answer = None
-        self._deadline = NEVER
         self._first_byte_deadline = NEVER
         transport = self._transport
         assert transport is not None
-        if self._keep_alive and not self._excess and not transport.is_closing():
-            if self._paused:
-                self.resume()
+        if self._keep_alive and not self._excess and not self.closed and not transport.get_write_buffer_size():
+            self.resume()
             self._owner.connection_free(self)
         else:
-            self.closed = True
-            transport.close()
+            # Also where the instance answered before it had read the request: what is left of that is not the next one.
+            self.abort()
+
+    def _loss(self, exc: Exception | None) -> UpstreamError:
+        lost = "the connection was lost" if exc is None else f"the connection was lost ({exc})"
+        if self._head_bytes:
+            return AnswerBroken(f"{lost} within the answer")
+        return UpstreamDisconnected(f"{lost} before an answer")
 
     def _fail(self, error: UpstreamError) -> None:
         answer = self._answer
@@ -333,6 +338,8 @@ class Connection(asyncio.Protocol):
         waiter = answer._waiter
         if waiter is None or waiter.done():
             return
-        head_only = self._head_done and not answer._head_given
-        if head_only or answer._chunks or answer._ended or answer._error is not None:
+        new_head = self._head_done and not answer._head_given
+        if new_head or answer._chunks or answer._ended or answer._error is not None:
+            answer._waiter = None
+            self._deadline = NEVER
             waiter.set_result(None)

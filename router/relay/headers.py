@@ -20,12 +20,8 @@ NOTHING: frozenset[bytes] = frozenset()
 
 def end_to_end(headers: Headers, *, drop: frozenset[bytes] = NOTHING) -> Headers:
     """`headers` (lower-case names) without the hop-by-hop ones, those that Connection names, and those in `drop`."""
-    named: set[bytes] | None = None
     for name, value in headers:
-        if name == b"connection":
-            tokens = {token.strip().lower() for token in value.split(b",")}
-            # The two that nearly every message carries name no header.
-            tokens -= {b"keep-alive", b"close"}
-            named = tokens if named is None else named | tokens
-    skip = HOP_BY_HOP | drop | named if named else HOP_BY_HOP | drop if drop else HOP_BY_HOP
-    return [header for header in headers if header[0] not in skip]
+        # The two values that nearly every message carries name no header.
+        if name == b"connection" and value not in (b"keep-alive", b"close"):
+            drop |= {token.strip().lower() for token in value.split(b",")}
+    return [header for header in headers if header[0] not in HOP_BY_HOP and header[0] not in drop]

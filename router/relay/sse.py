@@ -21,7 +21,7 @@ class SseScanner:
     __slots__ = ("_held", "done", "error", "first_token", "usage")
 
     def __init__(self) -> None:
-        self._held = b""
+        self._held = bytearray()
         self.first_token = False
         """An event with generated text, reasoning, or a tool call has passed."""
         self.done = False
@@ -33,40 +33,54 @@ class SseScanner:
 
     def feed(self, data: bytes) -> bytes:
         """The bytes that may be sent on now: what was held back and `data`, up to the last end of an event."""
-        if self._held:
-            data = self._held + data
-            self._held = b""
-        if not data.endswith(b"\n\n"):
-            end = _last_event_end(data)
-            if len(data) - end <= MAX_HELD_BYTES:
-                self._held = data[end:]
-                data = data[:end]
-        if data:
-            self._look(data)
-        return data
+        events = data if not self._held and data.endswith(b"\n\n") else self._join(data)
+        if events:
+            self._look(events)
+        return events
 
     def flush(self) -> bytes:
-        """What is still held back: an incomplete last event."""
-        held, self._held = self._held, b""
+        """What is still held back: an incomplete last event. What it says is not noticed."""
+        held = bytes(self._held)
+        self._held.clear()
         return held
 
+    def _join(self, data: bytes) -> bytes:
+        """What is held and `data`, up to the last end of an event; the rest is held."""
+        held = self._held
+        # An empty line may lie across the seam; what was held has no other.
+        start = max(len(held) - 2, 0)
+        held += data
+        end = _last_event_end(held, start)
+        if len(held) - end > MAX_HELD_BYTES:
+            end = len(held)
+        events = bytes(held[:end])
+        del held[:end]
+        return events
+
     def _look(self, events: bytes) -> None:
+        """Notice what `events` say.
+
+        Within JSON strings quotes are escaped, so generated text can look like none of the quoted marks, and line ends
+        are, so it can't look like a line of its own. Only what bears a mark is looked at more closely.
+        """
         if not self.first_token:
             self.first_token = any(map(_has_token, _data_lines(events)))
-        # Within JSON strings quotes and line ends are escaped, so generated text can't look like any of these.
         if b'"usage"' in events:
             self.usage = find_usage(events) or self.usage
-        if b'data: {"error"' in events or b'data:{"error"' in events:
-            self.error = True
-        if b"[DONE]" in events and (events.startswith(b"data: [DONE]") or b"\ndata: [DONE]" in events):
-            self.done = True
+        if b'"error"' in events and not self.error:
+            self.error = any(map(_is_error, _data_lines(events)))
+        if b"[DONE]" in events and not self.done:
+            self.done = events.endswith(b"\ndata: [DONE]\n\n") or any(map(_is_done, _data_lines(events)))
 
 
-def _last_event_end(data: bytes) -> int:
-    """Position behind the last empty line; 0 where there is none. Every CR LF empty line ends in LF CR LF."""
+def _last_event_end(data: bytearray, start: int) -> int:
+    """Position behind the last empty line from `start` on; 0 where there is none.
+
+    An empty line that ends in CR LF follows LF, or CR LF and so again LF.
+    """
     end = 0
     for empty_line in (b"\n\n", b"\n\r\n", b"\r\r"):
-        found = data.rfind(empty_line)
+        found = data.rfind(empty_line, start)
         if found >= 0:
             end = max(end, found + len(empty_line))
     return end
@@ -78,14 +92,30 @@ def _data_lines(events: bytes) -> Iterator[bytes]:
             yield line[5:].lstrip()
 
 
+def _is_done(data: bytes) -> bool:
+    return data.rstrip() == b"[DONE]"
+
+
+def _json_object(data: bytes) -> dict[str, object] | None:
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _is_error(data: bytes) -> bool:
+    """Whether an event's data is an error: vLLM, SGLang and the Messages API give an object under "error", and older
+    engines a flat one. The Responses API's objects have a null there."""
+    event = _json_object(data)
+    return event is not None and bool(event.get("error") or event.get("object") == "error")
+
+
 def _has_token(data: bytes) -> bool:
     """Whether an event's data carries generated output: Chat Completions and Completions by their choices, the
     Responses and Messages APIs by the name of the event."""
-    try:
-        event = msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        return False
-    if not isinstance(event, dict):
+    event = _json_object(data)
+    if event is None:
         return False
     kind = event.get("type")
     if isinstance(kind, str):

@@ -14,7 +14,7 @@ class Upstream:
     """Sends requests to the origin of `url`, over connections that are kept alive.
 
     Of the idle connections the one used last is taken first, and none that has been idle for `idle_ttl_s`: uvicorn, and
-    so vLLM, closes its idle ones after 5 s. At most `max_idle` are kept.
+    so vLLM, closes its idle ones after 5 s. At most `max_idle` are kept, in the order in which they became idle.
     """
 
     def __init__(
@@ -30,7 +30,8 @@ class Upstream:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an http or https URL: {url!r}")
-        self._host = parts.hostname
+        # Resolvers are given the name in this form, and refuse what has none with an error that is not of the network.
+        self._host = parts.hostname.encode("idna").decode("ascii")
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = (ssl_context or ssl.create_default_context()) if parts.scheme == "https" else None
         self._prefix = parts.path.rstrip("/").encode("ascii")
@@ -42,6 +43,7 @@ class Upstream:
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
 
     async def send(self, method: bytes, target: bytes, headers: Headers, body: bytes) -> Answer:
         """Send a request; return when the head of its answer has come.
@@ -64,6 +66,8 @@ class Upstream:
                 return await connection.exchange(head, body, head_only=head_only)
             except UpstreamDisconnected:
                 continue
+        if self._closed:
+            raise ConnectError("no more connections are made to this instance")
         connection = await self._connect()
         return await connection.exchange(head, body, head_only=head_only)
 
@@ -76,7 +80,8 @@ class Upstream:
         return len(self._idle)
 
     async def close(self) -> None:
-        """Close every connection, whatever is under way on it."""
+        """Close every connection, whatever is under way on it. To send is then a ConnectError."""
+        self._closed = True
         for connection in list(self._all):
             connection.abort()
         while self._all:
@@ -106,18 +111,24 @@ class Upstream:
             raise ConnectError(f"no connection within {self._timeouts.connect_s:g} s") from None
         except OSError as error:
             raise ConnectError(error.strerror or str(error)) from error
-        self._all.add(connection)
+        if self._closed:
+            connection.abort()
+        if not connection.closed:
+            self._all.add(connection)
         return connection
 
     # Connections report here
 
     def connection_free(self, connection: Connection) -> None:
-        if len(self._idle) < self._max_idle:
-            assert self._loop is not None
-            connection.free_since = self._loop.time()
-            self._idle.append(connection)
-        else:
+        if len(self._idle) >= self._max_idle:
             connection.abort()
+            return
+        assert self._loop is not None
+        connection.free_since = now = self._loop.time()
+        # One old connection goes for each that comes, so that a burst's connections don't outlive it.
+        if self._idle and self._idle[0].free_since < now - self._idle_ttl_s:
+            self._idle.pop(0).abort()
+        self._idle.append(connection)
 
     def connection_gone(self, connection: Connection) -> None:
         self._all.discard(connection)

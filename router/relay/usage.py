@@ -35,7 +35,8 @@ def find_usage(data: bytes) -> Usage | None:
         return None
     try:
         value, _ = _DECODER.raw_decode(data[found.end() :].decode("utf-8", "replace"))
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
+        # Not JSON, a number with too many digits for Python, or too deep.
         return None
     prompt = _count(value, "prompt_tokens")
     if prompt is None:

@@ -1,7 +1,7 @@
 """The event scanner: the bytes go through unchanged, cut only between events, and what they say is noticed."""
 
 import json
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -23,8 +23,8 @@ def delta(**fields: object) -> dict[str, object]:
 ROLE = event(delta(role="assistant", content=""))
 TEXT = event(delta(content="hello"))
 USAGE = event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": None}})
+ERROR = event({"error": {"message": "no"}})
 DONE = b"data: [DONE]\n\n"
-STREAM = ROLE + TEXT + event(delta(content="\n\n data: [DONE]\n\n")) + USAGE + DONE
 
 
 def feed(scanner: SseScanner, *pieces: bytes) -> list[bytes]:
@@ -50,13 +50,21 @@ def test_every_kind_of_line_end_ends_an_event(end: bytes) -> None:
     assert feed(scanner, one + other[:4]) == [one]
 
 
+def test_an_event_that_comes_byte_by_byte_passes_with_its_last_byte() -> None:
+    scanner = SseScanner()
+    one = b"data: 1\r\n\r\n"
+    assert feed(scanner, *(bytes([byte]) for byte in one)) == [b""] * (len(one) - 1) + [one]
+
+
 def test_an_endless_event_is_let_go() -> None:
     scanner = SseScanner()
     assert scanner.feed(b"x" * MAX_HELD_BYTES) == b""
     assert scanner.feed(b"y") == b"x" * MAX_HELD_BYTES + b"y"
 
 
-pieces = st.lists(st.sampled_from([ROLE, TEXT, USAGE, DONE, b": keep-alive\n\n", b"event: x\r\ndata: {}\r\n\r\n"]))
+CRLF = b"event: x\r\ndata: {}\r\n\r\n"
+CR = b"data: {}\r\r"
+pieces = st.lists(st.sampled_from([ROLE, TEXT, USAGE, ERROR, DONE, b": keep-alive\n\n", CRLF, CR]))
 
 
 @given(pieces, st.data())
@@ -64,11 +72,12 @@ def test_any_cutting_gives_the_same_bytes_and_the_same_observations(parts: list[
     stream = b"".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)))))
     whole, cut = SseScanner(), SseScanner()
-    whole.feed(stream)
+    assert whole.feed(stream) == stream
     passed = [cut.feed(stream[a:b]) for a, b in pairwise([0, *cuts, len(stream)])]
-    assert b"".join(passed) + cut.flush() == stream
-    for scanned in passed:
-        assert not scanned or scanned.endswith((b"\n\n", b"\r\n\r\n"))
+    assert b"".join(passed) == stream
+    assert cut.flush() == b""
+    event_ends = {0, *accumulate(map(len, parts))}
+    assert event_ends.issuperset(accumulate(map(len, passed)))
     for name in ("first_token", "done", "error", "usage"):
         assert getattr(cut, name) == getattr(whole, name)
 
@@ -116,8 +125,40 @@ def test_the_end_is_noticed_and_text_that_looks_like_it_is_not() -> None:
     assert scanner.done
 
 
-def test_errors_and_usage_are_noticed() -> None:
+@pytest.mark.parametrize("end", [b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n", b"data: [DONE]\r\r"])
+def test_the_end_may_be_written_in_any_way_that_the_format_allows(end: bytes) -> None:
     scanner = SseScanner()
-    feed(scanner, STREAM[:-14], event({"error": {"message": "no"}}))
-    assert scanner.error
+    scanner.feed(TEXT + end)
+    assert scanner.done
+
+
+def test_the_last_usage_is_kept() -> None:
+    scanner = SseScanner()
+    feed(scanner, event({"usage": {"prompt_tokens": 9, "completion_tokens": 1}}), USAGE, event({"usage": None}), DONE)
     assert scanner.usage == Usage(prompt_tokens=9, completion_tokens=2, cached_tokens=None)
+
+
+@pytest.mark.parametrize(
+    ("data", "is_error"),
+    [
+        ({"error": {"message": "no", "code": 400}}, True),
+        ({"id": "x", "error": {"message": "no"}}, True),
+        ({"object": "error", "message": "no"}, True),
+        ({"type": "error", "error": {"type": "overloaded_error"}}, True),
+        ({"type": "response.created", "response": {"error": None}}, False),
+        ({"error": None, "choices": []}, False),
+        (delta(tool_calls=[{"function": {"arguments": '{"error": 1}'}}]), False),
+        ({"choices": [{"logprobs": {"error": 1}}]}, False),
+    ],
+)
+def test_an_error_is_an_event_with_an_error_object(data: Any, is_error: bool) -> None:
+    scanner = SseScanner()
+    scanner.feed(event(data))
+    assert scanner.error is is_error
+
+
+@pytest.mark.parametrize("data", [b"{", b"[" * 100_000, b'{"usage":{"a":' + b"1" * 5000 + b"}}", b'{"error":"\xff"}'])
+def test_what_is_no_event_of_any_api_passes_unnoticed(data: bytes) -> None:
+    scanner = SseScanner()
+    assert scanner.feed(b"data: " + data + b"\n\n") == b"data: " + data + b"\n\n"
+    assert (scanner.first_token, scanner.error, scanner.usage) == (False, False, None)

@@ -15,6 +15,7 @@ import pytest
 
 from kvroute.simulator.__main__ import bandwidth
 from kvroute.simulator.chunks import chunk_hashes, file_name
+from kvroute.simulator.pool import Pool
 from kvroute.simulator.process import SimProcess
 from kvroute.simulator.readers import STALE_S, Readers
 from kvroute.simulator.timing import PoolTiming
@@ -134,7 +135,7 @@ async def complete(engine: SimProcess, prompt: list[int]) -> int:
 
 async def stored(pool: Path, chunks: int) -> None:
     async with asyncio.timeout(10):
-        while len(list(pool.glob("*.data"))) < chunks:
+        while len(await asyncio.to_thread(lambda: list(pool.glob("*.data")))) < chunks:
             await asyncio.sleep(0.01)
 
 
@@ -151,12 +152,34 @@ async def test_what_one_engine_computed_another_reads_from_the_pool(tmp_path: Pa
         assert await complete(other, [*PROMPT, 6]) == len(PROMPT)
         async with httpx.AsyncClient(trust_env=False) as client:
             metrics = (await client.get(other.url + "/metrics")).text
-    files = sorted(tmp_path.glob("*.data"))
+    assert 'vllm:external_prefix_cache_hits_total{engine="0",model_name="org/sim"} 2048.0' in metrics
+    assert 'vllm:external_prefix_cache_queries_total{engine="0",model_name="org/sim"} 2049.0' in metrics
+
+
+def test_a_chunks_file_has_its_real_size_and_takes_no_room(tmp_path: Path) -> None:
+    pool = Pool(
+        tmp_path,
+        "org/sim",
+        PoolTiming(),
+        Readers(tmp_path, wall_time=time.time),
+        simulated_time=time.monotonic,
+        time_scale=1,
+    )
+    pool.store(chunk_hashes(PROMPT))
+    files = list(tmp_path.glob("*@*"))
     assert {file.name for file in files} == {file_name("org/sim", each) for each in chunk_hashes(PROMPT)}
     assert {file.stat().st_size for file in files} == {256 * PoolTiming().kv_bytes_per_token}
     assert sum(file.stat().st_blocks for file in files) == 0
-    assert 'vllm:external_prefix_cache_hits_total{engine="0",model_name="org/sim"} 2048.0' in metrics
-    assert 'vllm:external_prefix_cache_queries_total{engine="0",model_name="org/sim"} 2049.0' in metrics
+
+
+def test_the_pool_holds_what_comes_before_the_first_chunk_that_is_missing(tmp_path: Path) -> None:
+    readers = Readers(tmp_path, wall_time=time.time)
+    pool = Pool(tmp_path, "sim", PoolTiming(), readers, simulated_time=time.monotonic, time_scale=1)
+    hashes = chunk_hashes(PROMPT)
+    pool.store(hashes)
+    assert pool.stored_tokens(hashes) == 2048
+    (tmp_path / file_name("sim", hashes[3])).unlink()
+    assert pool.stored_tokens(hashes) == 3 * 256
 
 
 async def test_the_last_token_is_computed_though_the_pool_has_its_chunk(tmp_path: Path) -> None:

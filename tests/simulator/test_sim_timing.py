@@ -167,14 +167,11 @@ def test_a_cancelled_request_that_still_waits_is_never_admitted() -> None:
     assert gone.allocation is None
 
 
-def test_a_slow_engine_takes_its_time_for_all_and_a_slow_request_for_itself() -> None:
-    made, only = scheduler(), job(100, 2)
-    made.slowdown = 3.0
-    made.submit(0.0, only)
-    assert run(made) == {only: [1.8, 2.1]}
-    made, slow = scheduler(), job(100, 2, slowdown=2.0)
+def test_a_slow_request_slows_the_decoding_of_those_it_shares_steps_with() -> None:
+    made, other, slow = scheduler(), job(100, 4), job(100, 2, prefix=5000, slowdown=2.0)
+    made.submit(0.0, other)
     made.submit(0.0, slow)
-    assert run(made) == {slow: [1.2, 1.4]}
+    assert run(made) == {other: [0.6, 1.9, 2.1, 2.2], slow: [1.9, 2.1]}
 
 
 @given(

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 
 
 class Peer:
@@ -29,6 +31,10 @@ class Peer:
         self.writer.write(data)
         await self.writer.drain()
 
+    def stop_reading(self) -> None:
+        """Leave what is still to come where it is: the client can't send on."""
+        cast(asyncio.Transport, self.writer.transport).pause_reading()
+
     async def closed(self) -> None:
         """Return when the client has closed its side."""
         with contextlib.suppress(ConnectionError):
@@ -41,7 +47,7 @@ Script = Callable[[Peer, int], Awaitable[None]]
 
 
 @asynccontextmanager
-async def raw_server(script: Script) -> AsyncIterator[int]:
+async def raw_server(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """Yields the port."""
     number = 0
     tasks: set[asyncio.Task[None]] = set()
@@ -63,7 +69,7 @@ async def raw_server(script: Script) -> AsyncIterator[int]:
             with contextlib.suppress(ConnectionError, asyncio.CancelledError):
                 await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**26)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**26, ssl=tls)
     port: int = server.sockets[0].getsockname()[1]
     try:
         yield port
