@@ -148,8 +148,8 @@ def load(port: int, connections: int, seconds: int, script: Path) -> dict[str, f
         if found := re.search(pattern, output):
             errors += sum(map(int, found.groups()))
     rate = re.search(r"Requests/sec:\s+([\d.]+)", output)
-    p50 = re.search(r"^\s+50%\s+(\S+)$", output, re.M)
-    p99 = re.search(r"^\s+99%\s+(\S+)$", output, re.M)
+    p50 = re.search(r"^\s+50%\s+(\S+)\s*$", output, re.M)
+    p99 = re.search(r"^\s+99%\s+(\S+)\s*$", output, re.M)
     if rate is None or p50 is None or p99 is None:
         raise RuntimeError(f"wrk said:\n{output}")
     return {

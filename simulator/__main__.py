@@ -161,6 +161,14 @@ def positive(text: str) -> float:
     return value
 
 
+def count(text: str) -> int:
+    """Raises ValueError."""
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
 def parser() -> argparse.ArgumentParser:
     timing, pool = Timing(), PoolTiming()
     made = argparse.ArgumentParser(
@@ -172,10 +180,10 @@ def parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help="address to listen on")
     add("--port", type=int, required=True, help="port to listen on")
     add("--model-name", default="sim", help="name that the model is served under")
-    add("--max-model-len", type=int, default=131_072, metavar="TOKENS", help="prompt and answer together")
-    add("--kv-tokens", type=int, default=400_000, metavar="TOKENS", help="size of the GPU's KV cache")
-    add("--block-size", type=int, default=16, metavar="TOKENS", help="tokens a block")
-    add("--max-running", type=int, default=timing.max_running, help="requests that run at the same time")
+    add("--max-model-len", type=count, default=131_072, metavar="TOKENS", help="prompt and answer together")
+    add("--kv-tokens", type=count, default=400_000, metavar="TOKENS", help="size of the GPU's KV cache")
+    add("--block-size", type=count, default=16, metavar="TOKENS", help="tokens a block")
+    add("--max-running", type=count, default=timing.max_running, help="requests that run at the same time")
     add("--time-scale", type=positive, default=1.0, help="simulated seconds a second")
     add("--prefill-tokens-per-s", type=positive, default=timing.prefill_tokens_per_s, help="linear layers")
     add("--attention-s-per-token2", type=float, default=timing.attention_s_per_token2, help="each pair of tokens")
@@ -191,7 +199,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    uvloop.run(serve(parser().parse_args(arguments)))
+    options = (known := parser()).parse_args(arguments)
+    if options.kv_tokens < options.block_size:
+        known.error("--kv-tokens: not even one block")
+    uvloop.run(serve(options))
     return 0
 
 

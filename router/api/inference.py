@@ -402,6 +402,9 @@ class _Handling:
                 )
                 return scanner.usage
         await send({"type": "http.response.body", "body": scanner.flush(), "more_body": False})
+        if scanner.error:
+            # The engine had begun with a 200 before it failed, and has said so in the stream.
+            self.record.outcome = "engine_error"
         return scanner.usage
 
     def _broke_off(self, error: AnswerBroken) -> None:
@@ -436,8 +439,8 @@ class _Handling:
         record = self.record
         decision = self.decision
         assert decision is not None
-        if answer.status >= 400:
-            # Refused by the engine, so nothing was computed and nothing is cached.
+        if record.outcome != "ok":
+            # Refused by the engine or failed in it, so as far as is known nothing was computed and nothing is cached.
             await self._retract(decision)
             return
         prompt = decision.prompt

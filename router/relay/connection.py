@@ -137,11 +137,10 @@ class Connection(asyncio.Protocol):
 
     async def exchange(self, head: bytes, body: bytes, *, head_only: bool) -> Answer:
         """Send a request and wait for the head of its answer. `head_only`: the answer to HEAD has no body."""
-        answer = Answer(self, self._used)
         if self.closed:
             raise UpstreamDisconnected("the connection was closed")
+        self._answer = answer = Answer(self, self._used)
         self._used = True
-        self._answer = answer
         self._reset(head_only)
         transport = self._transport
         assert transport is not None

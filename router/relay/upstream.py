@@ -30,8 +30,11 @@ class Upstream:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an http or https URL: {url!r}")
-        # Resolvers are given the name in this form, and refuse what has none with an error that is not of the network.
-        self._host = parts.hostname.encode("idna").decode("ascii")
+        try:
+            # asyncio gives resolvers a name in this form; one that has none would fail each send, not as an OSError.
+            self._host = parts.hostname.encode("idna").decode("ascii")
+        except UnicodeError:
+            raise ValueError(f"not a host's name: {parts.hostname!r}") from None
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = (ssl_context or ssl.create_default_context()) if parts.scheme == "https" else None
         self._prefix = parts.path.rstrip("/").encode("ascii")
@@ -51,7 +54,7 @@ class Upstream:
         `target` (path and query, as received) goes behind the URL's own path. `headers` are end-to-end ones without
         Host and Content-Length, which are added here. A connection that was kept alive and turns out to be dead before
         a byte of the answer is replaced by another without a word: the instance may close it at any time. Raises the
-        exceptions of `UpstreamError`. Cancelled, it closes the connection.
+        exceptions of `UpstreamError`. Cancelled, it closes the connection at once, be it only half made.
         """
         parts = [method, b" ", self._prefix, target, b" HTTP/1.1\r\n", self._host_line]
         for name, value in headers:

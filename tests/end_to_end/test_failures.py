@@ -12,6 +12,7 @@ import pytest
 
 from kvroute.simulator.process import SimProcess
 from tests.support.gateway import GatewayProcess
+from tests.support.raw_server import Peer, raw_server
 from tests.support.redis_server import RedisServer
 
 CHAT: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 16}
@@ -314,3 +315,26 @@ async def test_a_terminated_gateway_finishes_what_is_under_way(tmp_path: Path) -
             received = await stream
             assert received[-1] == "[DONE]"
             assert await asyncio.to_thread(gateway.process.wait, 10) == 0
+
+
+async def test_an_error_that_an_engine_puts_into_its_stream_is_passed_on_and_recorded_as_one(tmp_path: Path) -> None:
+    event = b'data: {"error": {"message": "out of memory", "type": "InternalServerError", "code": 500}}\n\n'
+
+    async def engine(peer: Peer, number: int) -> None:
+        while request := await peer.request():
+            if request.startswith(b"GET"):
+                await peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+                continue
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+            await peer.send(head + event + b"data: [DONE]\n\n")
+            return
+
+    async with (
+        raw_server(engine) as port,
+        GatewayProcess(tmp_path, [f"http://127.0.0.1:{port}"]) as gateway,
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
+        received = await events(client, gateway.url, CHAT)
+        (record,) = await gateway.records(1)
+    assert json.loads(received[0])["error"]["message"] == "out of memory"
+    assert (record["status"], record["outcome"]) == (200, "engine_error")

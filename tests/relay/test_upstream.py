@@ -156,6 +156,12 @@ def test_a_large_request_arrives_whole_at_a_slow_instance(play: Play) -> None:
     assert arrived == [body]
 
 
+@pytest.mark.parametrize("url", ["http://one..two", "http://" + "x" * 64])
+def test_hosts_that_no_resolver_takes_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="not a host's name"):
+        Upstream(url, Timeouts())
+
+
 @pytest.mark.parametrize("url", ["ftp://host", "host:80", "http://", "/path"])
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match="not an http or https URL"):

@@ -135,6 +135,20 @@ def test_what_was_read_from_the_pool_is_in_the_cache_afterwards() -> None:
     assert stored == [(reads, range(30))]
 
 
+def test_a_generated_token_has_kv_only_when_it_has_been_fed_back() -> None:
+    made, only = scheduler(), job(10, 13)
+    made.submit(0.0, only)
+    stored = [each for progress in made.advance(9.0) if isinstance(progress, StepEnded) for each in progress.stored]
+    assert stored == [(only, range(1)), (only, range(1, 2))]
+    made, only = scheduler(), job(10, 13)
+    made.submit(0.0, only)
+    # 0.51 s to the first token; ten more have come with the step that ends at 1.51, and the tenth is fed back in it.
+    made.advance(1.45)
+    assert (only.produced, len(only.allocation.hashed)) == (10, 1)
+    made.advance(1.55)
+    assert (only.produced, len(only.allocation.hashed)) == (11, 2)
+
+
 @pytest.mark.parametrize("at", [0.05, 0.3, 0.75], ids=["prefilling", "prefilling-later", "decoding"])
 def test_a_cancelled_request_holds_nothing_from_that_moment(at: float) -> None:
     cache = BlockCache(1000, BLOCK)
