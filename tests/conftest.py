@@ -6,11 +6,11 @@ import pytest
 from kvroute.simulator.__main__ import MODEL_FOLDER
 from kvroute.simulator.process import SimProcess
 from tests.support.gateway import GatewayProcess
-from tests.support.redis_server import RedisServer, redis_version
+from tests.support.redis_server import RedisServer, find_redis, redis_version
 
 
 def pytest_report_header() -> str:
-    return f"redis: {redis_version()}"
+    return f"redis: {find_redis()}, {redis_version()}"
 
 
 @pytest.fixture
