@@ -33,9 +33,10 @@ from kvroute.simulator.workload import Session, sessions
 MODEL = "sim"
 MODEL_FOLDER = Path(kvroute.simulator.__path__[0]) / "model"
 SEED = 20
-KV_TOKENS = 120_000
+KV_TOKENS = 100_000
 """GPU KV cache of an instance: a handful of sessions, so that returning ones are sometimes evicted."""
-POOL_BYTES_PER_S = 9.6e9
+POOL_BYTES_PER_S = 4e9
+"""One fast drive behind a network; arrays of several have been measured at more than twice that."""
 POOL_LATENCY_S = 0.3
 ANSWER_TOKENS = 32
 POLICIES = ("round_robin", "min_prefill")
@@ -72,7 +73,7 @@ async def _demo(console: Console, instances: int, sessions_count: int, time_scal
     load = sessions(sessions_count, seed=SEED)
     console.print(
         f"{instances} simulated instances with {KV_TOKENS:,} tokens of GPU KV each and one pool of "
-        f"{POOL_BYTES_PER_S / 1e9:g} GB/s; {sessions_count} sessions of 8k to 20k tokens, {len(load[0].turns)} turns "
+        f"{POOL_BYTES_PER_S / 1e9:g} GB/s; {sessions_count} sessions of 6k to 16k tokens, {len(load[0].turns)} turns "
         f"each.\nSimulated time runs {time_scale:g} times as fast as the clock; all times below are simulated."
     )
     results = []

@@ -35,7 +35,7 @@ def sessions(
     seed: int,
     turns: int = 5,
     groups: int = 3,
-    document_words: tuple[int, int] = (8_000, 20_000),
+    document_words: tuple[int, int] = (6_000, 16_000),
     arrivals_s: float = 30.0,
     pause_s: tuple[float, float] = (10.0, 30.0),
 ) -> list[Session]:
