@@ -13,6 +13,7 @@ from kvroute.cli import main
 from kvroute.simulator.process import free_port
 
 ROOT = Path(__file__).parents[2]
+ANY_PORTS = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
 
 
 def run(*words: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
@@ -51,7 +52,7 @@ def test_check_names_file_line_and_field(tmp_path: Path, capsys: pytest.CaptureF
         (["serve", "--instance", "a:8000"], "must be an http:// or https:// URL"),
         (["serve", "--instance", "http://a", "--policy", "best"], "unknown policy 'best'"),
         (
-            ["serve", "--instance", "http://a", "--tokenizer", "/no/such"],
+            ["serve", "--instance", "http://a", *ANY_PORTS, "--tokenizer", "/no/such"],
             "models.*.tokenizer: /no/such: no such folder",
         ),
         (["serve", "/no/such.yaml"], "can't be read"),
