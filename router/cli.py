@@ -50,16 +50,39 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("config", type=Path)
 
     demo = commands.add_parser("demo", help="long sessions on simulated instances: round_robin against min_prefill")
-    demo.add_argument("--instances", type=int, default=4, help="default: %(default)s")
-    demo.add_argument("--sessions", type=int, default=20, help="default: %(default)s")
-    demo.add_argument("--time-scale", type=float, default=3.0, help="simulated seconds a second; default: %(default)s")
+    demo.add_argument("--instances", type=_at_least_one, default=4, help="default: %(default)s")
+    demo.add_argument("--sessions", type=_at_least_one, default=20, help="default: %(default)s")
     demo.add_argument(
-        "--port", type=int, default=8000, help="the gateway's port, or any if taken; default: %(default)s"
+        "--time-scale", type=_positive, default=3.0, help="simulated seconds a second; default: %(default)s"
+    )
+    demo.add_argument(
+        "--port", type=_port, default=8000, help="the gateway's port, or any if taken; default: %(default)s"
     )
     demo.add_argument("--exit", action="store_true", help="end after the comparison instead of staying up")
 
     commands.add_parser("simulate", help="run one simulated engine; has its own --help")
     return parser
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return number
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 < number < 65536:
+        raise argparse.ArgumentTypeError("must be a port, 1 to 65535")
+    return number
 
 
 def _configure_logging() -> None:

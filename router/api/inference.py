@@ -208,6 +208,8 @@ class _Handling:
         else:
             fields = passthrough_fields(self.scope, body)
         name = model_name(fields) or gateway.catalog.only_name()
+        if (name is None or gateway.catalog.resolve(name) is None) and not gateway.catalog.complete():
+            raise unavailable("Not all instances have listed their models yet; this one may be among them.")
         if name is None:
             if kind is _OTHER:
                 raise unknown_route(record.method, record.path)

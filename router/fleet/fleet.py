@@ -46,6 +46,10 @@ class Fleets:
                     return fleet
         return None
 
+    def all_listed(self) -> bool:
+        """Whether each instance of the fleets for any model has listed its models at least once."""
+        return all(instance.models for fleet in self._any for instance in fleet.instances)
+
     def model_cards(self) -> list[dict[str, object]]:
         """One /v1/models card for each model served: an engine's own where one lists it, else a minimal one."""
         cards: dict[str, dict[str, object]] = {}

@@ -17,6 +17,11 @@ class Catalog:
         fleet = self._fleets.resolve(name)
         return None if fleet is None else self._by_fleet[fleet.name]
 
+    def complete(self) -> bool:
+        """Whether every instance that is to tell its models has told them. Until then a name that nobody lists may be
+        one that somebody will."""
+        return self._fleets.all_listed()
+
     def only_name(self) -> str | None:
         """The model to take when a request names none: the one that is served, if it is just one."""
         cards = self._fleets.model_cards()

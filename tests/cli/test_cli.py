@@ -92,3 +92,18 @@ def test_serve_says_where_and_ends_quietly(number: signal.Signals) -> None:
         rest = process.stderr.read()
         assert process.wait(10) == 0
     assert "Traceback" not in "".join(lines) + rest
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--instances", "0"], "must be at least 1"),
+        (["--sessions", "0"], "must be at least 1"),
+        (["--time-scale", "0"], "must be more than 0"),
+        (["--port", "99999"], "must be a port"),
+    ],
+)
+def test_a_demo_that_cannot_be_is_refused(words: list[str], message: str) -> None:
+    done = run("demo", *words)
+    assert done.returncode == 2
+    assert message in done.stderr

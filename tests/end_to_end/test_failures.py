@@ -338,3 +338,21 @@ async def test_an_error_that_an_engine_puts_into_its_stream_is_passed_on_and_rec
         (record,) = await gateway.records(1)
     assert json.loads(received[0])["error"]["message"] == "out of memory"
     assert (record["status"], record["outcome"]) == (200, "engine_error")
+
+
+async def test_before_the_engines_are_up_clients_are_told_to_come_again(tmp_path: Path) -> None:
+    engine = SimProcess(["--time-scale", "10"])
+    async with (
+        GatewayProcess(tmp_path, [engine.url], model="*") as gateway,
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
+        early = await client.post(gateway.url + "/v1/chat/completions", json=CHAT)
+        assert (early.status_code, early.headers["retry-after"]) == (503, "1")
+        assert early.json()["error"]["code"] == "service_unavailable"
+        async with engine:
+            async with asyncio.timeout(10):
+                while not (await client.get(gateway.url + "/ready")).is_success:
+                    await asyncio.sleep(0.05)
+            assert (await client.post(gateway.url + "/v1/chat/completions", json=CHAT)).status_code == 200
+            unknown = await client.post(gateway.url + "/v1/chat/completions", json=CHAT | {"model": "nope"})
+            assert unknown.status_code == 404
