@@ -208,15 +208,15 @@ class _Handling:
         else:
             fields = passthrough_fields(self.scope, body)
         name = model_name(fields) or gateway.catalog.only_name()
-        if (name is None or gateway.catalog.resolve(name) is None) and not gateway.catalog.complete():
-            raise unavailable("Not all instances have listed their models yet; this one may be among them.")
-        if name is None:
+        model = None if name is None else gateway.catalog.resolve(name)
+        if name is None or model is None:
+            if not gateway.catalog.complete():
+                raise unavailable("Not all instances have listed their models yet; this one may be among them.")
+            if name is not None:
+                raise unknown_model(name)
             if kind is _OTHER:
                 raise unknown_route(record.method, record.path)
             raise bad_request("You must provide a `model`.", param="model")
-        model = gateway.catalog.resolve(name)
-        if model is None:
-            raise unknown_model(name)
         record.model = self.metered_model = name
         record.stream = fields.get("stream") is True
         prompt = await self._read_prompt(model, kind, name, fields, len(body))
